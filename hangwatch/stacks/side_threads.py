@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 from msgspec import structs
 
-from hangwatch.model import Frame, ProcessDump, RecorderFacts, Stack, Thread
-from hangwatch.stacks import activity
+from hangwatch.model import Frame, Group, KernelFacts, ProcessDump, RecorderFacts, Stack, StackFacts, Thread
+from hangwatch.stacks import activity, activity_table
 from hangwatch.stacks.user_code import user_frames
 
 _EXECUTOR = "concurrent/futures/thread.py"
@@ -33,6 +33,31 @@ def _remove_start_frames(thread: Thread) -> Thread:
     while frames and not thread.is_main and frames[-1].file.endswith(_STARTS):
         frames = frames[:-1]
     return structs.replace(thread, frames=frames) if frames else thread
+
+
+def with_thread(group: Group, name: str) -> Group:
+    """Return the group with the stack of this thread instead of its deciding one; "" for the deciding one.
+
+    It has no stack if the thread is not among the shown ones. The kernel's facts about the main thread are left out.
+    """
+    if not name:
+        return group
+    stack = next((stack for stack in group.threads if stack.name == name), Stack(name, ()))
+    kind = activity_table.find_activity(stack.activity).waits_for
+    facts = StackFacts(user_frames=user_frames(Thread(name, name, stack.frames)))
+    members = (
+        structs.replace(member, stack=facts, kernel=KernelFacts(state=member.kernel.state)) for member in group.members
+    )
+    return structs.replace(
+        group,
+        activity=stack.activity,
+        operation=None,
+        waits_for=kind,
+        members=tuple(members),
+        frames=stack.frames,
+        threads=(),
+        awaited=(),
+    )
 
 
 def use_groups(rounds: Sequence[ProcessDump], recorder: RecorderFacts, table: activity.Table) -> bool:

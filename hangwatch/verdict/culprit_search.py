@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from hangwatch.collectives.process_groups import process_key
 from hangwatch.model import Confidence, Group, Motion, Signature
 from hangwatch.stacks import activity_table
+from hangwatch.stacks.side_threads import with_thread
 from hangwatch.verdict import kinds
 from hangwatch.verdict.check_first import CHECK_FIRST
 from hangwatch.verdict.findings import Finding, Rule
@@ -20,7 +21,6 @@ from hangwatch.verdict.scene import (
     remove_suspects,
     waits_for,
     waits_in_program,
-    with_thread,
 )
 from hangwatch.verdict.sequence_rules import Answer, decide_by_records
 

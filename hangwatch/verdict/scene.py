@@ -9,19 +9,7 @@ from typing import TypeAlias
 
 from msgspec import structs
 
-from hangwatch.model import (
-    STOPPED_STATES,
-    Group,
-    Grouping,
-    KernelFacts,
-    Member,
-    Motion,
-    Signature,
-    Stack,
-    StackFacts,
-    Thread,
-    Value,
-)
+from hangwatch.model import STOPPED_STATES, Group, Grouping, Member, Motion, Signature, Value
 from hangwatch.stacks import activity_table, user_code
 from hangwatch.stacks import frames as stack_frames
 from hangwatch.stacks.completed_collectives import find_pause
@@ -266,31 +254,6 @@ def waits_for(group: Group) -> str:
     if group.waits_for == "gpu" and is_in_user_code(group) and all(map(_sleeps_in_program, group.members)):
         return "unknown"
     return "nothing" if group.runs_python else group.waits_for
-
-
-def with_thread(group: Group, name: str) -> Group:
-    """Return the group with the stack of this thread instead of its deciding one; "" for the deciding one.
-
-    It has no stack if the thread is not among the shown ones. The kernel's facts about the main thread are left out.
-    """
-    if not name:
-        return group
-    stack = next((stack for stack in group.threads if stack.name == name), Stack(name, ()))
-    kind = activity_table.find_activity(stack.activity).waits_for
-    facts = StackFacts(user_frames=user_code.user_frames(Thread(name, name, stack.frames)))
-    members = (
-        structs.replace(member, stack=facts, kernel=KernelFacts(state=member.kernel.state)) for member in group.members
-    )
-    return structs.replace(
-        group,
-        activity=stack.activity,
-        operation=None,
-        waits_for=kind,
-        members=tuple(members),
-        frames=stack.frames,
-        threads=(),
-        awaited=(),
-    )
 
 
 def _sleeps_in_program(member: Member) -> bool:

@@ -14,8 +14,9 @@ from hangwatch.model import Group, Grouping, Member, RankId, Signature
 from hangwatch.model.keyed_lists import list_by_key
 from hangwatch.stacks import activity_table
 from hangwatch.stacks.progress import polls_repeatedly
+from hangwatch.stacks.side_threads import with_thread
 from hangwatch.stacks.user_code import is_in_user_code
-from hangwatch.verdict.scene import Process, lock_holder, process_of, waits_for, with_thread
+from hangwatch.verdict.scene import Process, lock_holder, process_of, waits_for
 
 Kind = Literal["NotJoined", "GpuBehind", "Cycle", "Mismatch", "AllJoined", "Unknown"]
 """The kinds of verdicts that follow from sequence numbers."""

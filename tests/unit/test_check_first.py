@@ -382,6 +382,11 @@ CASES: dict[str, tuple[dict[str, object], str, str]] = {
         "read() on a pipe connected to pid 55 (tokenizer) in rank 3 (a, pid 160)",
         "look at pid 55 (tokenizer), at the other end: `hangwatch dump --pid 55`",
     ),
+    "a pipe of its own": (
+        {"kernel": KernelFacts(call=call(descriptors=1, behind=(replace(PIPE, other_pid=160),)))},
+        "read() on a pipe connected to this process in rank 3 (a, pid 160)",
+        "find out why write(), called by save (train.py:48) does not return: `hangwatch dump --native --pid 160` on a",
+    ),
     "a peer": (
         {"kernel": KernelFacts(call=call(descriptors=1, behind=(PEER,)))},
         "read() on 10.0.0.7 port 443 in rank 3 (a, pid 160)",

@@ -94,9 +94,8 @@ def look_at(member: Member) -> str:
         return _thaw(member, waits.frozen_cgroup) if waits.frozen_cgroup else first_step("RankStopped", [member.id])
     if waits.awaited is not None and waits.awaited.end == "held":
         return f"look at {waits.awaited.name}; `kill -CONT` continues a stopped process"
-    on = f" on {words.printable(member.id.node)}" if member.id.node else ""
     for kernel_call, wchan in ((worker.call if worker is not None else None, None), (call, member.kernel.wchan)):
-        if kernel_call is not None and (look := _object_of_call(kernel_call, wchan or kernel_call.wchan, on)):
+        if kernel_call is not None and (look := _object_of_call(kernel_call, wchan or kernel_call.wchan, member)):
             return look
     if waits.file_lock is not None:
         return _lock(waits.file_lock)
@@ -131,10 +130,10 @@ def _look_at_line(group: Group, member: Member) -> str:
     return text if pid is None else f"{text}: `hangwatch dump --native --pid {pid}`{on}"
 
 
-def _object_of_call(call: KernelCall, wchan: str, on: str) -> str:
-    """Return the step for the object of a call. `wchan` is the kernel function in which the call sleeps, if known.
+def _object_of_call(call: KernelCall, wchan: str, member: Member) -> str:
+    """Return the step for the object of a call of a rank or its worker; "" if only the rank itself has the other end.
 
-    `on` names the node of the process.
+    `wchan` is the kernel function in which the call sleeps, if known.
     """
     if call.file_lock is not None:
         return _lock(call.file_lock)
@@ -142,10 +141,13 @@ def _object_of_call(call: KernelCall, wchan: str, on: str) -> str:
         return f"look at {_cut(call.path)}: it is a FIFO, and no process has opened its other end"
     if call.path:
         path = shlex.quote(words.printable(call.path))
+        on = f" on {words.printable(member.id.node)}" if member.id.node else ""
         return f"ask what blocks it: `hangwatch check storage --path {path}`{on}"
     if call.child_pid is not None:
         return f"look at its child {call.child_pid} ({call.child_comm}): `hangwatch dump --pid {call.child_pid}`"
-    return _target(call.behind[0]) if len(call.behind) == 1 else ""
+    if len(call.behind) != 1 or (call is member.kernel.call and call.behind[0].other_pid == member.id.pid is not None):
+        return ""
+    return _target(call.behind[0])
 
 
 def _target(target: CallTarget) -> str:

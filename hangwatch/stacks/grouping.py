@@ -139,6 +139,11 @@ class _LastState(Value, frozen=True):
     fault: Fault | None = None
     gone: bool = False
 
+    @property
+    def has_others(self) -> bool:
+        """True if the process has Python threads beside the deciding one that serve no library."""
+        return self.process_activity is None or bool(self.process_activity.others)
+
 
 def _make_identity(rank: RankId) -> _Identity:
     """Return a key that is equal for all dumps of the same rank.
@@ -257,6 +262,7 @@ def _make_member(rank: _Rank, answer: _LastState, memory: PlaceCache) -> Member:
                 stay=measured.stay,
                 task=side_threads.find_stuck_task(dump.rounds, memory.table),
                 sleep=sleeps.find_sleep(dump, activities),
+                is_alone=main is not None and deciding is main and not answer.has_others,
             )
         ),
         rounds=len(dump.rounds),

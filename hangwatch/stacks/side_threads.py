@@ -35,6 +35,12 @@ def _remove_start_frames(thread: Thread) -> Thread:
     return structs.replace(thread, frames=frames) if frames else thread
 
 
+def find_wait_of_thread(group: Group, name: str) -> str:
+    """Return the kind of wait of a thread by its stack; "unknown" if it is not shown."""
+    activities = (stack.activity for stack in group.threads if stack.name == name)
+    return activity_table.find_activity(next(activities, "unknown")).waits_for
+
+
 def with_thread(group: Group, name: str) -> Group:
     """Return the group with the stack of this thread instead of its deciding one; "" for the deciding one.
 
@@ -43,7 +49,6 @@ def with_thread(group: Group, name: str) -> Group:
     if not name:
         return group
     stack = next((stack for stack in group.threads if stack.name == name), Stack(name, ()))
-    kind = activity_table.find_activity(stack.activity).waits_for
     facts = StackFacts(user_frames=user_frames(Thread(name, name, stack.frames)))
     members = (
         structs.replace(member, stack=facts, kernel=KernelFacts(state=member.kernel.state)) for member in group.members
@@ -52,7 +57,7 @@ def with_thread(group: Group, name: str) -> Group:
         group,
         activity=stack.activity,
         operation=None,
-        waits_for=kind,
+        waits_for=find_wait_of_thread(group, name),
         members=tuple(members),
         frames=stack.frames,
         threads=(),

@@ -5,9 +5,8 @@ Two captures that agree need no further wait: a page may be sent at once.
 
 from collections.abc import Iterator
 
-from hangwatch.collectives.process_groups import process_key
+from hangwatch.collectives.process_groups import DEFAULT_GROUP, process_key
 from hangwatch.model import SIGNAL_STOPPED_STATE, Group, Grouping, Member, Motion, RankId, Signature, Verdict
-from hangwatch.stacks import activity_table
 from hangwatch.stacks.frames import plain_name, short_path
 from hangwatch.verdict import kinds
 from hangwatch.verdict.sequence_rules import decide_by_records
@@ -34,8 +33,16 @@ def find_permanent(grouping: Grouping, verdict: Verdict) -> frozenset[RankId]:
         return frozenset()
     named = frozenset(verdict.named)
     members = [(group, member) for group in grouping.groups for member in group.members]
-    permanent = frozenset(member.id for group, member in members if member.id in named and _cannot_move(group, member))
-    if permanent:
+    waited_in = {
+        (records.name, records.description)
+        for _, member in members
+        for recorder in member.recorder.libraries
+        for records in recorder.groups
+        if any(operation.stays_open for operation in records.operations)
+    }
+    awaits_all = not waited_in or DEFAULT_GROUP in waited_in
+    suspects = (each for each in members if each[1].id in named)
+    if permanent := frozenset(each[1].id for each in suspects if _cannot_move(*each, awaits_all=awaits_all)):
         return permanent
     answer = decide_by_records(grouping)
     if not kinds.find(answer.kind).by_order:
@@ -46,19 +53,23 @@ def find_permanent(grouping: Grouping, verdict: Verdict) -> frozenset[RankId]:
 
 
 def _only_waits(group: Group, member: Member) -> bool:
-    """True if a rank waits for ranks, was measured to stand still, and no other thread of it works or enqueues."""
+    """True if a rank waits for ranks, was measured to stand still, and has no other thread that works or enqueues.
+
+    A wait of another thread may have a timeout, which its stack does not show.
+    """
     records = (records for recorder in member.recorder.libraries for records in recorder.groups)
     return (
         group.waits_for == "ranks"
         and member.signature.motion is Motion.FROZEN
         and all(operation.by_main for each in records for operation in each.operations)
-        and all(activity_table.find_activity(thread.activity).waits_for == "thread" for thread in group.threads)
+        and member.stack.is_alone
     )
 
 
-def _cannot_move(group: Group, member: Member) -> bool:
-    """True if a rank has ended, or if a signal has stopped it or every process that can end its call.
+def _cannot_move(group: Group, member: Member, *, awaits_all: bool) -> bool:
+    """True if a signal has stopped a rank or every process that can end its call, or it has ended while `awaits_all`.
 
+    If others wait only in groups without all ranks, it may have left the job when its work was done.
     Only an outsider can continue these processes. A tracer, a freezer or a timeout may end other waits that look alike.
     """
     if member.signature is Signature.STOPPED:
@@ -66,6 +77,6 @@ def _cannot_move(group: Group, member: Member) -> bool:
         return is_free and member.kernel.state == SIGNAL_STOPPED_STATE
     call = member.kernel.call
     if member.signature is not Signature.BLOCKED or call is None:
-        return member.signature is Signature.GONE
+        return member.signature is Signature.GONE and awaits_all
     repeats = any((plain_name(frame.function), short_path(frame.file)) == _REPEATS for frame in group.frames)
     return call.is_held and (repeats or not call.may_time_out)

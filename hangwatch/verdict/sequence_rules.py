@@ -14,7 +14,7 @@ from hangwatch.model import Group, Grouping, Member, RankId, Signature
 from hangwatch.model.keyed_lists import list_by_key
 from hangwatch.stacks import activity_table
 from hangwatch.stacks.progress import polls_repeatedly
-from hangwatch.stacks.side_threads import with_thread
+from hangwatch.stacks.side_threads import find_wait_of_thread
 from hangwatch.stacks.user_code import is_in_user_code
 from hangwatch.verdict.scene import Process, lock_holder, process_of, waits_for
 
@@ -131,7 +131,7 @@ def stance_of(grouping: Grouping) -> Callable[[Member, str], Stance]:
         groups, processes = describe()
         group, kind, is_in_code = groups[member.id]
         if thread and not member.is_stopped:
-            return _STANCE_OF_THREAD.get(with_thread(group, thread).waits_for, "unclear")
+            return _STANCE_OF_THREAD.get(find_wait_of_thread(group, thread), "unclear")
         return _stance(group, member, processes, kind=kind, is_in_code=is_in_code)
 
     return stance

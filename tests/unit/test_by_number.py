@@ -25,6 +25,7 @@ from hangwatch.model import (
     Rests,
     Signature,
     Stack,
+    StackFacts,
     Usage,
     Verdict,
     Waits,
@@ -531,13 +532,17 @@ def with_odd(
     waits_facts: Waits | None = None,
     at: str = "step",
     others: str = "collective_wait",
+    waited_in: str = WORLD,
 ) -> Grouping:
-    """Return a grouping of rank 3, and all other ranks in a collective or another activity."""
+    """Return a grouping of rank 3, and all other ranks in a collective of a group, or another activity."""
     odd = replace(samples.member(3), signature=signature, kernel=kernel or KernelFacts(), waits=waits_facts or Waits())
     frames = (Frame(function=at, file="torch/utils/data/dataloader.py", line=9),)
     group = Group(key="odd", activity="unknown", members=(odd,), gone=signature is Signature.GONE, frames=frames)
+    recorded = standing(0, waits(6, waited_in) if others == "collective_wait" else done(6)).recorder
     waiting = samples.waiting(rank for rank in range(8) if rank != 3)
-    waiting = replace(waiting, activity=others, waits_for=activity_table.find_activity(others).waits_for)
+    members = tuple(replace(one, recorder=recorded) for one in waiting.members)
+    kind = activity_table.find_activity(others).waits_for
+    waiting = replace(waiting, activity=others, waits_for=kind, members=members)
     return Grouping(groups=(waiting, group), world_size=8)
 
 
@@ -553,6 +558,7 @@ STOPPED, TRACED = KernelFacts(state="T"), KernelFacts(state="t")
 
 PERMANENT = {
     "gone": (with_odd(Signature.GONE), True),
+    "gone, and the others wait in their own group": (with_odd(Signature.GONE, waited_in="7"), False),
     "gone, while the others leave": (with_odd(Signature.GONE, others="leaving"), False),
     "stopped": (with_odd(Signature.STOPPED, STOPPED), True),
     "stopped, while the others load": (with_odd(Signature.STOPPED, STOPPED, others="data_loading"), False),
@@ -580,19 +586,19 @@ def test_rank_that_is_not_named_is_not_permanent() -> None:
 
 
 @pytest.mark.parametrize(
-    ("enqueued_by", "thread", "waits_for", "signature", "permanent_ranks"),
+    ("enqueued_by", "alone", "waits_for", "signature", "permanent_ranks"),
     [
-        (7, "thread_wait", "ranks", Signature.BLOCKED, {0, 1}),
-        (7, "sleep", "ranks", Signature.BLOCKED, set()),
-        (7, "checkpoint", "ranks", Signature.BLOCKED, set()),
-        (8, "thread_wait", "ranks", Signature.BLOCKED, set()),
-        (7, "thread_wait", "gpu", Signature.BEHIND_GPU, set()),
-        (7, "thread_wait", "ranks", Signature.TRANSFERS, set()),
+        (7, {0, 1}, "ranks", Signature.BLOCKED, {0, 1}),
+        (7, {0}, "ranks", Signature.BLOCKED, set()),
+        (7, {1}, "ranks", Signature.BLOCKED, set()),
+        (8, {0, 1}, "ranks", Signature.BLOCKED, set()),
+        (7, {0, 1}, "gpu", Signature.BEHIND_GPU, set()),
+        (7, {0, 1}, "ranks", Signature.TRANSFERS, set()),
     ],
-    ids=["", "a thread sleeps", "a thread writes", "a thread enqueues", "the GPU may work", "bytes move"],
+    ids=["", "1 has a thread", "0 has a thread", "a thread enqueues", "the GPU may work", "bytes move"],
 )
 def test_cycle_by_sequence_numbers_is_permanent_if_ranks_only_wait(
-    enqueued_by: int, thread: str, waits_for: str, signature: Signature, permanent_ranks: set[int]
+    enqueued_by: int, alone: set[int], waits_for: str, signature: Signature, permanent_ranks: set[int]
 ) -> None:
     """Rank 0 waits in its group for rank 1, which waits in the default group for rank 0.
 
@@ -602,10 +608,10 @@ def test_cycle_by_sequence_numbers_is_permanent_if_ranks_only_wait(
     read = recorder(record(2), *group), recorder(group[0], record(2), record(3, state="open"))
     facts = [RecorderFacts(libraries=merge_rounds([[one], [one]], {7: ""})) for one in read]
     first, second = (
-        Member(id=RankId(rank=rank), recorder=recorded, signature=signature) for rank, recorded in enumerate(facts)
+        Member(id=RankId(rank=rank), recorder=recorded, signature=signature, stack=StackFacts(is_alone=rank in alone))
+        for rank, recorded in enumerate(facts)
     )
-    threads = (Stack(name="other", frames=(), activity=thread),)
-    waiting = Group(key="w", activity="collective_wait", waits_for=waits_for, members=(first, second), threads=threads)
+    waiting = Group(key="w", activity="collective_wait", waits_for=waits_for, members=(first, second))
     grouping = Grouping(groups=(waiting,), world_size=2)
     verdict = judge.judge(grouping)
     assert verdict.kind == "Cycle", verdict

@@ -418,6 +418,18 @@ def test_thread_that_saves_in_the_background_may_be_what_others_wait_for(
 
 
 @pytest.mark.parametrize(
+    ("lines", "is_alone"),
+    [([], True), (["run (tqdm/_monitor.py:60)"], True), (["wait (threading.py:327)", *WRITES], False)],
+    ids=["no other thread", "a progress bar", "a thread that waits, maybe with a timeout"],
+)
+def test_rank_is_alone_without_a_thread_that_may_work(lines: list[str], is_alone: bool) -> None:
+    other = Thread(name="other", thread_id="8", frames=frames(lines))
+    rounds = tuple(replace(dump, threads=(*dump.threads, other)) for dump in dumps(IN_COLLECTIVE))
+    (member,) = group_ranks([rank(rounds)], activity.load(), SETTINGS, 2).members
+    assert member.stack.is_alone is is_alone
+
+
+@pytest.mark.parametrize(
     ("expected", "signatures"),
     [
         (Motion.FROZEN, {"gone", "stopped", "blocked", "behind_gpu"}),

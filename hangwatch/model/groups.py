@@ -100,7 +100,7 @@ class StackFacts(Value, frozen=True):
     * `task`: the frame of the user's program that a task of a ThreadPoolExecutor was in during every round.
     * `stay`: set if only several captures can show whether the rank works.
     * `sleep`: set if the main thread was asleep at one place in every round in which it did not run.
-    * `is_alone`: the main thread is the only Python thread, but for those that serve a library.
+    * `is_alone`: the main thread is the only Python thread, except those that serve a library.
     """
 
     waited_before: bool = False

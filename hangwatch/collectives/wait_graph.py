@@ -148,7 +148,7 @@ def build(
         cycle=ends.cycle,
         lone=ends.lone,
         programs=ends.programs,
-        gpus=tuple(_make_gpu_end(rank, front) for rank, front in ends.gpus),
+        gpus=tuple(sorted(_make_gpu_ends(ends.gpus))),
         unrecorded=ends.unrecorded,
         is_settled=ends.are_all and all(group.may_be_of_one_moment for group in groups),
         is_complete=is_complete,
@@ -246,9 +246,13 @@ def _make_pending_transfers(group: ProcessGroup) -> Iterator[PendingOperation]:
                 )
 
 
-def _make_gpu_end(rank: int, front: Front) -> GpuEnd:
-    group, number = front.group, front.operation.number
-    behind = max(0, group.highest_completed + 1 - number)
-    others = [other for other in group.members if group.completed.get(other, -1) >= number]
-    started = [other for other, wait in group.waits.items() if wait.number == number and wait.is_started]
-    return GpuEnd(rank, _make_pending(group, number, [rank]), tuple(others if behind else sorted(started)), behind)
+def _make_gpu_ends(gpus: Iterable[tuple[int, Front]]) -> Iterator[GpuEnd]:
+    """Yield the ends. All ranks that are behind in one operation share it, so that the time grows linearly."""
+    fronts = list_by_key(((front.place, front.operation.number), (rank, front.group)) for rank, front in gpus)
+    for (_, number), each in fronts.items():
+        group, ranks = each[0][1], [rank for rank, _ in each]
+        behind = max(0, group.highest_completed + 1 - number)
+        completed = [other for other in group.members if group.completed.get(other, -1) >= number]
+        started = [other for other, wait in group.waits.items() if wait.number == number and wait.is_started]
+        pending, others = _make_pending(group, number, ranks), tuple(completed if behind else sorted(started))
+        yield from (GpuEnd(rank, pending, others, behind) for rank in ranks)

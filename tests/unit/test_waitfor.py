@@ -518,7 +518,18 @@ def half_unread(ranks: int) -> list[Member]:
     return [standing(rank, waits(6)) if rank % 2 else Member(id=RankId(node="a", rank=rank)) for rank in range(ranks)]
 
 
-@pytest.mark.parametrize("shape", [all_in_one, ring, half_unread])
+def half_behind(ranks: int) -> list[Member]:
+    """Return ranks of which every other GPU has completed a collective less."""
+
+    def on_gpu(rank: int) -> RankRecords:
+        states = ["completed", "open" if rank % 2 else "completed", "open"]
+        records = (record(number, id=number, state=state) for number, state in enumerate(states, 1))
+        return recorder(*(replace(each, operation="nccl:all_reduce") for each in records), library="nccl")
+
+    return [member(rank, on_gpu(rank)) for rank in range(ranks)]
+
+
+@pytest.mark.parametrize("shape", [all_in_one, ring, half_unread, half_behind])
 def test_the_graph_is_linear(shape: Callable[[int], list[Member]]) -> None:
     def seconds(ranks: int) -> float:
         """Return the best time of three runs, in seconds: other load makes a run slower, never faster."""

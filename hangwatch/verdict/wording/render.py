@@ -16,13 +16,16 @@ from hangwatch.verdict.wording import (
 )
 from hangwatch.verdict.wording.group_text import describe_each, name_ranks
 
+_MOST_CHARACTERS = 1000  # of the reason, which each rank to check first has
+
 
 def render(finding: Finding, evidence: Sequence[Evidence]) -> Verdict:
     """Return the verdict of a finding, with its text and the evidence."""
     row = sentences.find_row(finding)
     text, settle = row.headline(finding), row.settle if isinstance(row.settle, str) else row.settle(finding)
     ids = sorted((member.id for member in finding.members), key=RankId.sort_key)
-    whys = {} if finding.is_named else {member.id: _explain_check(finding, member, text) for member in finding.members}
+    why = words.elided(text.removesuffix("."), _MOST_CHARACTERS)
+    whys = {} if finding.is_named else {member.id: _explain_check(finding, member, why) for member in finding.members}
     return Verdict(
         kind=finding.kind,
         message=_write_message(finding, text, settle)
@@ -62,7 +65,7 @@ def _write_message(finding: Finding, text: str, settle: str) -> str:
 
 def _check_first(finding: Finding, text: str, settle: str) -> str:
     """Return the sentences with the ranks to check first, the reason, and the check that would decide."""
-    why, stop = _explain_check(finding, finding.members[0], text), "" if settle.endswith("?") else "."
+    why, stop = _explain_check(finding, finding.members[0], text.removesuffix(".")), "" if settle.endswith("?") else "."
     return f"Check {name_ranks(finding.suspects)} first: {why}. To decide: {settle}{stop}"
 
 
@@ -72,7 +75,7 @@ def _explain_check(finding: Finding, member: Member, text: str) -> str:
     It is `text` unless the ranks differ only by a GPU or by a stuck task, or one rank is left.
     """
     if finding.by_numbers or finding.rule is not None:
-        return text.removesuffix(".")
+        return text
     if finding.odd_gpu is not None:
         return check_first_reasons.odd_gpu(finding.odd_gpu)
     if member.stack.task is None:

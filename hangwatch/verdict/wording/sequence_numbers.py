@@ -208,13 +208,14 @@ def still_open(finding: Finding) -> str:
 def ends(finding: Finding) -> str:
     """Return the headline for the ranks at which all waits end: GPUs and programs that are behind."""
     graph = finding.answer.graph
-    late: dict[PendingOperation, list[int]] = {}
+    awaited_in = list_by_key((rank, one) for one in graph.pending for rank in (*one.missing, *one.unknown))
+    late: dict[int, tuple[PendingOperation, list[int]]] = {}
     for rank in (*graph.programs, *graph.unrecorded):
-        awaited = [one for one in graph.pending if rank in (*one.missing, *one.unknown)]
-        if awaited:
-            late.setdefault(min(awaited, key=lambda one: len(one.members)), []).append(rank)
-    programs = (_describe_program(ranks, operation) for operation, ranks in late.items())
-    return " ".join(map(words.sentence, [*map(_describe_gpu, graph.gpus), *programs][:SHOWN]))
+        if rank in awaited_in:
+            operation = min(awaited_in[rank], key=lambda one: len(one.members))
+            late.setdefault(id(operation), (operation, []))[1].append(rank)
+    programs = (_describe_program(ranks, operation) for operation, ranks in late.values())
+    return " ".join(map(words.sentence, [*map(_describe_gpu, graph.gpus[:SHOWN]), *programs][:SHOWN]))
 
 
 def _describe_gpu(end: GpuEnd) -> str:

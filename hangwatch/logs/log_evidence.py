@@ -6,11 +6,11 @@ from typing import NamedTuple
 from hangwatch import words
 from hangwatch.formats.log_times import Moment, common_clock, seconds_until, time_on
 from hangwatch.logs import enqueued_work, log_ends, nccl_lines, work_lines
-from hangwatch.logs.enqueued_work import RankWork, WorkFinding
 from hangwatch.logs.failures import Failure, is_unanswered, without_numbers
 from hangwatch.logs.log_ends import SHOWN, TIMES_AS_MANY, End
 from hangwatch.logs.merged_logs import RankLog
 from hangwatch.logs.nccl_lines import Trouble
+from hangwatch.logs.rank_reports import RankWork, WorkFinding
 from hangwatch.model import CheckFirst, Evidence, RankId, Supplement
 from hangwatch.model.keyed_lists import list_by_key
 from hangwatch.tables import nccl_messages
@@ -75,7 +75,11 @@ def supplement(
         ),
         headline=f"{words.sentence(text)}{caveat}. Logs alone cannot name a rank. {advice}",
         sentence=f"By the logs, {hint.text}{caveat}." if hint and hint.is_sure else "",
-        check_first=tuple(_make_check(rank, f"{hint.why}{caveat}", hint.settle) for rank in hint.ranks) if hint else (),
+        check_first=tuple(
+            CheckFirst.copy_from(rank, why=f"{hint.why}{caveat}", settle=hint.settle) for rank in hint.ranks
+        )
+        if hint
+        else (),
         next_step=next((row.remedy for row in troubles.values()), ""),
     )
 
@@ -107,11 +111,12 @@ def _find_first_error(kinds: Sequence[_Kind], logs: Sequence[RankLog]) -> Iterat
     if first is not None:
         if len(first.ids) * (TIMES_AS_MANY + 1) <= len(logs) or len(first.ids) == 1:
             why = f"its log shows the first failure: {_describe_failure(first.failure)}"
-            yield from (_make_check(rank, why, f"read the end of {first.logs[0].source}") for rank in first.ids)
+            settle = f"read the end of {first.logs[0].source}"
+            yield from (CheckFirst.copy_from(rank, why=why, settle=settle) for rank in first.ids)
         return
     if (lone := nccl_lines.find_lone_trouble(logs, ("self", "peer"))) is not None:
         hint = _hint_at_trouble(lone)
-        yield _make_check(lone.log.id, hint.why, hint.settle)
+        yield CheckFirst.copy_from(lone.log.id, why=hint.why, settle=hint.settle)
 
 
 class _Hint(NamedTuple):
@@ -331,14 +336,9 @@ def _describe_failure(failure: Failure) -> str:
 def _evidence(logs: Sequence[RankLog], kinds: Sequence[_Kind], ends: Sequence[End]) -> Iterator[Evidence]:
     for kind in kinds[:SHOWN]:
         blames = ", which blames other ranks" if kind.failure.of_others else ""
-        first = (
-            f", {words.name_ranks(kind.ids[:1])} first{_describe_time(kind.failure.moment)}"
-            if len(kind.ids) > 1
-            else _describe_time(kind.failure.moment)
-        )
-        yield _make_evidence(
-            "log_failure", f"{words.name_ranks(kind.ids)}{first}: {_describe_failure(kind.failure)}{blames}", kind.ids
-        )
+        first = f", {words.name_ranks(kind.ids[:1])} first" if len(kind.ids) > 1 else ""
+        text = f"{words.name_ranks(kind.ids)}{first}{_describe_time(kind.failure.moment)}"
+        yield _make_evidence("log_failure", f"{text}: {_describe_failure(kind.failure)}{blames}", kind.ids)
     if len(kinds) > SHOWN:
         rest = [rank for kind in kinds[SHOWN:] for rank in kind.ids]
         yield _make_evidence("log_failure", f"{words.count(len(kinds) - SHOWN, 'other failure')}", rest)
@@ -392,15 +392,8 @@ def _find_first_stopped(logs: Sequence[RankLog]) -> Iterator[Evidence]:
         yield _make_evidence("log_end", text, [log.id])
 
 
-def _make_check(rank: RankId, why: str, settle: str) -> CheckFirst:
-    return CheckFirst.copy_from(rank, why=why, settle=settle)
-
-
 def _make_evidence(kind: str, message: str, ranks: Sequence[RankId]) -> Evidence:
     return Evidence(kind=kind, message=message, ranks=tuple(ranks))
-
-
-# --- words and times -------------------------------------------------------------------------------------------------
 
 
 def _describe_time(moment: Moment | None) -> str:

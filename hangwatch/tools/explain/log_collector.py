@@ -7,9 +7,9 @@ from msgspec import structs
 
 from hangwatch import words
 from hangwatch.logs import enqueued_work, failures, merged_logs, rank_log
-from hangwatch.logs.enqueued_work import RankWork
 from hangwatch.logs.kernel_text import MOST_KEPT, KernelLogLine
 from hangwatch.logs.merged_logs import RankLog
+from hangwatch.logs.rank_reports import RankWork
 from hangwatch.model import RankId
 from hangwatch.tools.explain import file_names, line_stream, roles
 from hangwatch.tools.explain.streams import Source

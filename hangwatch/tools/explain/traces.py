@@ -12,9 +12,9 @@ from msgspec import structs
 from hangwatch import words
 from hangwatch.formats import process_title
 from hangwatch.logs import failures
-from hangwatch.logs.enqueued_work import RankWork
 from hangwatch.logs.kernel_text import KernelLogLine
 from hangwatch.logs.merged_logs import RankLog
+from hangwatch.logs.rank_reports import RankWork
 from hangwatch.model import Fault, ProcessDump, RankDump, RankId, WorkerDump
 from hangwatch.model.keyed_lists import list_by_key
 from hangwatch.tools.explain import file_names, roles

@@ -22,11 +22,8 @@ from hangwatch.limits import MOST_RANKS
 from hangwatch.model import Frame, spans
 from hangwatch.model.flight_records import (
     BACKEND_NAME,
-    EARLIEST_UNIX_NS,
-    LATEST_UNIX_NS,
     MOST_BACKENDS,
     MOST_NAME,
-    MOST_SEQUENCE,
     FlightRecord,
     GroupMembers,
     GroupStatus,
@@ -35,6 +32,13 @@ from hangwatch.model.flight_records import (
     mark_batch_parts,
 )
 from hangwatch.model.keyed_lists import list_by_key
+from hangwatch.tools.explain.flight_dumps.dump_values import (
+    read_flag,
+    read_integer,
+    read_mapping,
+    read_text,
+    read_time,
+)
 
 MOST_BYTES = 64 << 20
 _MOST_VALUES = 4_000_000  # of JSON: about as many as a file of this size has
@@ -111,7 +115,7 @@ def parse(content: bytes) -> FlightDump:
         newest = max(newest, latest)
     statuses = tuple(_read_statuses(values.get("pg_status", {})))
     members = tuple(_read_members(values.get("pg_config", {})))
-    library_version = _read_text(values.get("comm_lib_version", values.get("nccl_version", "")), "comm_lib_version")
+    library_version = read_text(values.get("comm_lib_version", values.get("nccl_version", "")), "comm_lib_version")
     if not rows and statuses and library_version:
         by_library["nccl"] = []  # TORCH_INCLUDE_ONLY_ACTIVE: all operations have completed
     recorders = tuple(
@@ -149,51 +153,6 @@ def _decode_json(content: bytes) -> object:
         return decoding.decode_plain_json(content)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"is not complete JSON: {words.elided(str(error), MOST_NAME)}") from None
-
-
-# --- the content: every value may be of any type ---------------------------------------------------------------------
-
-
-def _read_text(value: object, name: str) -> str:
-    if not isinstance(value, str):
-        raise ValueError(f"has a {name} that is not a text")
-    return words.elided(value[: 4 * MOST_NAME], MOST_NAME)
-
-
-def _read_integer(value: object, name: str, lowest: int = 0) -> int:
-    """Check and return an integer. In the pg_status of JSON dumps, integers are written as text.
-
-    Raises ValueError with `name`.
-    """
-    if isinstance(value, str) and len(value) <= 20 and value.removeprefix("-").isdecimal() and value.isascii():
-        value = int(value)
-    if not isinstance(value, int) or isinstance(value, bool) or not lowest <= value < MOST_SEQUENCE:
-        raise ValueError(f"has a {name} that is not a number, or is out of its range")
-    return value
-
-
-def _read_time(value: object, name: str) -> int:
-    """Check and return a time in nanoseconds since 1970; 0 if there is none. Raises ValueError with `name`.
-
-    Without a time, a dump contains None, or 0 in JSON.
-    """
-    if value in (None, 0):
-        return 0
-    if not isinstance(value, int) or not EARLIEST_UNIX_NS < value < LATEST_UNIX_NS:
-        raise ValueError(f"has a {name} that is not a time")
-    return value
-
-
-def _flag(value: object, name: str) -> bool:
-    if not isinstance(value, bool):
-        raise ValueError(f"has a {name} that is neither true nor false")
-    return value
-
-
-def _read_mapping(value: object, name: str) -> Mapping[object, object]:
-    if not isinstance(value, dict):
-        raise ValueError(f"has a {name} that is not a map")
-    return value
 
 
 def _read_rows(value: object) -> Sequence[Mapping[str, object]]:
@@ -244,7 +203,7 @@ def _reopen_aborted(records: Sequence[FlightRecord]) -> list[FlightRecord]:
 
 def _parse_record(row: Mapping[str, object]) -> tuple[FlightRecord, Library, int]:
     """Parse one operation. Return it with its library and the latest time in it."""
-    operation = _read_text(row.get("profiling_name"), "profiling_name")
+    operation = read_text(row.get("profiling_name"), "profiling_name")
     backend, colon, _ = operation.partition(":")
     if not colon or not re.fullmatch(BACKEND_NAME, backend):
         raise ValueError(f"has an operation without its backend, as in nccl:all_reduce: {words.elided(operation, 32)}")
@@ -252,40 +211,40 @@ def _parse_record(row: Mapping[str, object]) -> tuple[FlightRecord, Library, int
     names = row.get("process_group")
     if not isinstance(names, (list, tuple)) or len(names) != 2:
         raise ValueError("has a process_group that is not a pair of name and description")
-    state, is_retired = row.get("state"), _flag(row.get("retired"), "retired")
+    state, is_retired = row.get("state"), read_flag(row.get("retired"), "retired")
     if state not in ("scheduled", "started", "completed"):
         raise ValueError("has an unknown state")
-    created = _read_time(row.get("time_created_ns"), "time_created_ns")
+    created = read_time(row.get("time_created_ns"), "time_created_ns")
     if not created:
         raise ValueError("has an entry without a time")
     started, completed = (
-        _read_time(row.get(key), key) for key in ("time_discovered_started_ns", "time_discovered_completed_ns")
+        read_time(row.get(key), key) for key in ("time_discovered_started_ns", "time_discovered_completed_ns")
     )
     is_p2p = row.get("is_p2p", operation.partition(":")[2].startswith(("send", "recv")))
     thread_id = row.get("thread_id", "")
     record = FlightRecord(
-        id=_read_integer(row.get("record_id"), "record_id"),
+        id=read_integer(row.get("record_id"), "record_id"),
         reset_epoch=0,
-        group_id=_read_integer(row.get("pg_id"), "pg_id"),
-        group_name=_read_text(names[0], "process_group"),
-        group_description=_read_text(names[1], "process_group"),
-        collective_seq=_read_integer(row.get("collective_seq_id"), "collective_seq_id"),
-        p2p_seq=_read_integer(row.get("p2p_seq_id"), "p2p_seq_id"),
-        op_id=_read_integer(row.get("op_id"), "op_id"),
-        is_p2p=_flag(is_p2p, "is_p2p"),
+        group_id=read_integer(row.get("pg_id"), "pg_id"),
+        group_name=read_text(names[0], "process_group"),
+        group_description=read_text(names[1], "process_group"),
+        collective_seq=read_integer(row.get("collective_seq_id"), "collective_seq_id"),
+        p2p_seq=read_integer(row.get("p2p_seq_id"), "p2p_seq_id"),
+        op_id=read_integer(row.get("op_id"), "op_id"),
+        is_p2p=read_flag(is_p2p, "is_p2p"),
         operation=operation,
         state="completed" if (state == "completed" if library == "nccl" else is_retired) else "open",
         is_started=state != "scheduled",
         is_retired=is_retired,
         created_unix_ns=created,
         completed_unix_ns=completed,
-        timeout_ms=_read_integer(row.get("timeout_ms", -1), "timeout_ms", -1),
+        timeout_ms=read_integer(row.get("timeout_ms", -1), "timeout_ms", -1),
         input_sizes=_read_sizes(row.get("input_sizes", ())),
         output_sizes=_read_sizes(row.get("output_sizes", ())),
         input_dtypes=_read_types(row.get("input_dtypes", ())),
         output_dtypes=_read_types(row.get("output_dtypes", ())),
         thread_id=int(thread_id) if isinstance(thread_id, str) and re.fullmatch(r"[0-9]{1,20}", thread_id) else 0,
-        thread_name=_read_text(row.get("thread_name", ""), "thread_name"),
+        thread_name=read_text(row.get("thread_name", ""), "thread_name"),
     )
     return record, library, max(created, started, completed)
 
@@ -295,7 +254,7 @@ def _read_sizes(value: object) -> tuple[tuple[int, ...], ...]:
     if not isinstance(value, (list, tuple)):
         raise ValueError("has sizes that are not a list")
     return tuple(
-        tuple(_read_integer(number, "size") for number in size[:_MOST_SIZES])
+        tuple(read_integer(number, "size") for number in size[:_MOST_SIZES])
         for size in value[:_MOST_SIZES]
         if isinstance(size, (list, tuple))
     )
@@ -304,18 +263,18 @@ def _read_sizes(value: object) -> tuple[tuple[int, ...], ...]:
 def _read_types(value: object) -> tuple[str, ...]:
     if not isinstance(value, (list, tuple)):
         raise ValueError("has types that are not a list")
-    return tuple(_read_text(name, "type") for name in value[:_MOST_SIZES])
+    return tuple(read_text(name, "type") for name in value[:_MOST_SIZES])
 
 
 def _read_statuses(value: object) -> Iterator[GroupStatus]:
-    for group, status in _read_mapping(value, "pg_status").items():
-        told = _read_mapping(status, "pg_status")
+    for group, status in read_mapping(value, "pg_status").items():
+        told = read_mapping(status, "pg_status")
         enqueued, started, completed = (
-            _read_integer(told.get(f"last_{what}_collective", -1), "pg_status", -1)
+            read_integer(told.get(f"last_{what}_collective", -1), "pg_status", -1)
             for what in ("enqueued", "started", "completed")
         )
         yield GroupStatus(
-            group_id=_read_integer(group, "pg_status"),
+            group_id=read_integer(group, "pg_status"),
             last_enqueued=enqueued,
             last_started=started,
             last_completed=completed,
@@ -325,8 +284,8 @@ def _read_statuses(value: object) -> Iterator[GroupStatus]:
 def _read_members(value: object) -> Iterator[GroupMembers]:
     """Yield the members of named groups. The entry of gloo has no name and is skipped: each new group overwrites it."""
     characters_left = _LONGEST_RANKS
-    for name, config in _read_mapping(value, "pg_config").items():
-        group_config = _read_mapping(config, "pg_config")
+    for name, config in read_mapping(value, "pg_config").items():
+        group_config = read_mapping(config, "pg_config")
         if not name:
             continue
         text = group_config.get("ranks")
@@ -334,8 +293,8 @@ def _read_members(value: object) -> Iterator[GroupMembers]:
             raise ValueError("has a list of ranks that is not a text, or is too long")
         characters_left -= len(text)
         yield GroupMembers(
-            name=_read_text(name, "pg_config"),
-            description=_read_text(group_config.get("desc", ""), "pg_config"),
+            name=read_text(name, "pg_config"),
+            description=read_text(group_config.get("desc", ""), "pg_config"),
             ranks=spans(range(rank, rank + 1) for rank in _parse_ranks(text)),
         )
 
@@ -416,7 +375,7 @@ def _describe_last(record: FlightRecord, row: Mapping[str, object]) -> LastEnque
 def _find_user_frame(frames: object) -> Frame | None:
     """Return the innermost frame outside installed packages; None if there is none."""
     for frame in frames[:_MOST_FRAMES] if isinstance(frames, (list, tuple)) else ():
-        fields = _read_mapping(frame, "frames")
+        fields = read_mapping(frame, "frames")
         file, line = fields.get("filename"), fields.get("line")
         if (
             isinstance(file, str)
@@ -425,8 +384,8 @@ def _find_user_frame(frames: object) -> Frame | None:
             and file.endswith(".py")
         ):
             return Frame(
-                function=_read_text(fields.get("name"), "frames"),
-                file=_read_text(file.rpartition("/")[2], "frames"),
+                function=read_text(fields.get("name"), "frames"),
+                file=read_text(file.rpartition("/")[2], "frames"),
                 line=line if isinstance(line, int) and 0 < line < 1 << 31 else None,
             )
     return None

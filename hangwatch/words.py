@@ -15,6 +15,16 @@ _KEY_CHARACTERS = 8
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9._-]+")
 _NOT_PLAIN = re.compile(r"[^A-Za-z0-9._-]+")
 _NAME_CHARACTERS = 48
+PROCESS_STATES = {
+    "R": "running",
+    "S": "sleeping",
+    "D": "uninterruptible (D)",
+    "T": "stopped (T)",
+    "t": "traced (t)",
+    "Z": "zombie (Z)",
+    "I": "idle kernel",
+    "X": "dead (X)",
+}
 
 
 def printable(text: str) -> str:

@@ -36,7 +36,6 @@ from hangwatch.verdict.wording.evidence import MOST_SHOWN
 _CALLS_CPU_SECONDS = 2.0
 _OUTPUT_DEADLINE_SECONDS = 3.0
 _ENVIRONMENT_SECONDS = 2.0
-_DETAILS_DEADLINE_SECONDS = 3.0
 
 
 def diagnose_job(job: Job, request: CaptureRequest, activities: Table) -> Diagnosis:
@@ -70,7 +69,7 @@ def diagnose_job(job: Job, request: CaptureRequest, activities: Table) -> Diagno
     pointed = [] if stop.is_set() else _pointed_at(look)
     if pids := pointed or ([] if stop.is_set() else _representatives(look)):
         taken = _with_calls(taken, look, pids, job, proc_root)
-        details = _details(owner_ranks, job, pointed, stop) if settings.details else {}
+        details = _details(owner_ranks, pointed) if settings.details else {}
         ranks = tuple(
             replace(
                 rank,
@@ -157,13 +156,11 @@ def _outputs(
 
 
 def _details(
-    owner_ranks: Mapping[RankId, tuple[ProcessId, int]], job: Job, pids: Collection[int], stop: threading.Event
+    owner_ranks: Mapping[RankId, tuple[ProcessId, int]], pids: Collection[int]
 ) -> dict[RankId, ProcessDetails]:
-    """Return details from psutil about the ranks with these pids that still run as the same user."""
+    """Return details of the ranks with these pids that still run as the same user."""
     targets = {rank: target for rank, (target, _) in owner_ranks.items() if target.pid in pids}
-    details = process_details.read(
-        list(targets.values()), share=job.share or job.owner, deadline_seconds=_DETAILS_DEADLINE_SECONDS, stop=stop
-    )
+    details = process_details.read(list(targets.values()))
     return {
         rank: details[target]
         for rank, target in targets.items()

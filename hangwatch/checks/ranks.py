@@ -93,7 +93,7 @@ def _rank(node: Node, job: Job, rank: Rank) -> RankState:
     pids = (rank.id.pid, *(worker.id.pid for worker in rank.workers))
     answers = [proc_pid.status(node.proc_root, pid) for pid in pids]
     rows = [answer for answer in answers if isinstance(answer, dict)] if is_same else []
-    memory = [size for row in rows if (size := proc_pid.resident_bytes(row)) is not None]
+    memory = [size for row in rows if (size := proc_pid.size_of_row(row, "VmRSS")) is not None]
     return RankState(
         rank=contract.RankName.of_rank(job, rank),
         pid=rank.id.pid,

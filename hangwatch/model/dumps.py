@@ -143,7 +143,7 @@ class LastLines(Value, frozen=True):
 
 
 class ProcessDetails(Value, frozen=True):
-    """Details of a process from psutil. A field is None or empty if it could not be read. The job controls the texts.
+    """Details of a process from /proc. A field is None or empty if it could not be read. The job controls the texts.
 
     `cpus` are the cores on which it may run ("0-7,16"). Each list has at most 32 entries, bounded and printable.
     """

@@ -27,7 +27,7 @@ from hangwatch.model import (
 )
 from hangwatch.stacks.user_code import split_groups_by_line, user_frames
 from hangwatch.verdict import kinds
-from hangwatch.words import count, duration, elided, fold_ids, fold_nodes, name_ranks, printable, utc
+from hangwatch.words import PROCESS_STATES, count, duration, elided, fold_ids, fold_nodes, name_ranks, printable, utc
 
 _NAMED_LISTED = 4
 _REASONS_LISTED = 4
@@ -35,16 +35,6 @@ _NO_RECORDER_EXPECTED = frozenset({"NoTorch", "ProcessGone"})
 _FOLDED = 200  # characters of a list of ranks or nodes
 _UNITS = {"%": 0.01, "W": 1.0, "kB/s": 1e3, "MB/s": 1e6}
 _VOTES = {True: "for", False: "against", None: "context"}
-_STATES = {
-    "R": "running",
-    "S": "sleeping",
-    "D": "uninterruptible (D)",
-    "T": "stopped (T)",
-    "t": "traced (t)",
-    "Z": "zombie (Z)",
-    "I": "idle kernel",
-    "X": "dead (X)",
-}
 
 
 def named(verdict: Verdict) -> list[str]:
@@ -199,7 +189,9 @@ def motion(group: Group) -> str:
 
 def numbers(members: Sequence[Member]) -> tuple[tuple[str, str], ...]:
     """Return the measurements of some ranks as pairs of name and range: ("GPU power", "95-102 W")."""
-    states = Counter(_STATES.get(member.kernel.state, member.kernel.state) for member in members if member.kernel.state)
+    states = Counter(
+        PROCESS_STATES.get(member.kernel.state, member.kernel.state) for member in members if member.kernel.state
+    )
     uses = [member.gpu.use for member in members if member.gpu.use is not None]
     wchans = Counter(
         printable(member.kernel.wchan) for member in members if member.kernel.wchan and member.kernel.wchan != "0"
@@ -312,7 +304,7 @@ def _format_range(values: Iterable[float | None], unit: str) -> str:
 
 
 def details(process: ProcessDetails) -> Iterator[str]:
-    """Yield the process details that psutil has read, one line for each kind of detail."""
+    """Yield the details of a process, one line for each kind of detail."""
     sizes = (("resident", process.resident_bytes), ("shared", process.shared_bytes), ("swapped", process.swap_bytes))
     parts = [f"{size / (1 << 20):,.0f} MiB {name}" for name, size in sizes if size is not None]
     counts = (("thread", process.threads), ("descriptor", process.descriptors))

@@ -251,7 +251,7 @@ touch /opt/hangwatch/kept
 nothing="env PIP_CONFIG_FILE=/dev/null PIP_FIND_LINKS= PIP_NO_INDEX=1"
 echo "=== refused"
 $nothing "$INSTALL" --python "$PYTHON" 2>&1 | grep -v '^WARNING' || true
-mkdir "$LAYERS/few"; cp "$WHEELS"/hangwatch-*.whl "$LAYERS/few"; rm -r /opt/hangwatch/lib/python3*/site-packages/psutil*
+mkdir "$LAYERS/few"; cp "$WHEELS"/hangwatch-*.whl "$LAYERS/few"; rm -r /opt/hangwatch/lib/python3*/site-packages/apscheduler*
 $nothing "$INSTALL" --wheels "$LAYERS/few" --python "$PYTHON" 2>&1 || true
 "$INSTALL" --wheels "$WHEELS" --python "$PYTHON" --no-start
 show again

@@ -12,7 +12,7 @@ import os
 import socket
 import struct
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -35,6 +35,12 @@ _MAPPED = bytes(10) + b"\xff\xff"
 
 ESTABLISHED, SYN_SENT, _CLOSE_WAIT = 1, 2, 8
 LISTEN = 10
+STATE_NAMES = (
+    *("", "ESTABLISHED", "SYN_SENT", "SYN_RECV", "FIN_WAIT1", "FIN_WAIT2", "TIME_WAIT", "CLOSE", "CLOSE_WAIT"),
+    *("LAST_ACK", "LISTEN", "CLOSING", "NEW_SYN_RECV"),
+)
+"""The names of the states of a TCP connection by number, see the kernel's include/net/tcp_states.h."""
+
 _WANTED_STATES = 0xFFF & ~(1 << 6)  # all except TIME_WAIT, which no process holds
 _REQUEST = struct.pack("=xxxB48xII", 1 << (_INET_DIAG_INFO - 1), _WANTED_STATES, 0)  # inet_diag_req: of any socket
 _UNIX_REQUEST = struct.Struct("=BBHIIIII")  # unix_diag_req: family, protocol, pad, states, inode, attributes, cookie
@@ -144,14 +150,16 @@ def read_unix(pid: int, proc_root: Path) -> dict[int, UnixSocket] | None:
     return {inode: each for inode, each in (by_inode | pending).items() if inode}
 
 
-def list_connections(net_root: Path, port: int | None = None) -> Iterator[Connection]:
-    """Yield the TCP connections in proc_pid_net(5), without byte counts.
+def list_connections(
+    net_root: Path, port: int | None = None, *, tables: Sequence[str] = ("tcp", "tcp6")
+) -> Iterator[Connection]:
+    """Yield the sockets in these tables of proc_pid_net(5), TCP connections by default, without byte counts.
 
     With `port`, yield only connections that have this port at one end. The function works for every network namespace.
     A table that cannot be read is empty.
     """
     ending = "" if port is None else f":{port:04X}"
-    for table in ("tcp", "tcp6"):
+    for table in tables:
         for row in pseudo_files.read_or_empty(net_root / table, _LISTED_BYTES).splitlines()[1:]:
             fields = row.split(maxsplit=10)
             if len(fields) > 9 and (fields[1].endswith(ending) or fields[2].endswith(ending)):

@@ -59,9 +59,9 @@ def status(proc_root: Path, pid: int | str) -> dict[str, str] | Fault | None:
     return {name: value.strip() for name, _, value in rows if value}
 
 
-def resident_bytes(rows: dict[str, str]) -> int | None:
-    """Return the resident memory from the row VmRSS; None for a zombie, which has no memory."""
-    fields = rows.get("VmRSS", "").split()
+def size_of_row(rows: dict[str, str], name: str) -> int | None:
+    """Return the bytes in a row such as VmRSS; None without the row: a zombie has no memory."""
+    fields = rows.get(name, "").split()
     return int(fields[0]) * 1024 if fields and fields[0].isdecimal() else None
 
 

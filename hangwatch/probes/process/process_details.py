@@ -1,74 +1,99 @@
-"""Read open files, connections, children, memory and CPUs of a few processes with psutil, in child processes.
+"""Read open files, connections, children, memory and CPUs of a few processes from /proc.
 
-A child may wait for ever for a file system, or for the lock of the target's memory. Then it is abandoned, and its
-target has no details.
+No file system and no lock of a process's memory is waited for: the kernel names the files and children itself. See
+proc_pid_status(5), proc_pid_fd(5) and proc_pid_fdinfo(5).
 """
 
-import sys
-import threading
-import time
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+import contextlib
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 
-import msgspec
-
 from hangwatch import words
-from hangwatch.formats import decoding
-from hangwatch.model import Fault, ProcessDetails, ProcessId
-from hangwatch.probes.base import child_runner, procfs
+from hangwatch.model import ProcessDetails, ProcessId
+from hangwatch.model.keyed_lists import list_by_key
+from hangwatch.probes.base import procfs, pseudo_files
+from hangwatch.probes.network import sockets
+from hangwatch.probes.process import proc_pid
 
-CHILD = Path(__file__).with_name("process_details_child.py")
 MOST_PROCESSES = 8
-_PARALLEL = 2
 _LISTED = 32
+_MOST_DESCRIPTORS = 1024  # of a process, of which the positions are read
 _CHARACTERS = 200
-RUNNER = child_runner.Runner("reader of details")
+_NO_FILE = ("/dev/", "/memfd:")
+_CLOSED = ("pos:", "0", "flags:", f"{os.O_PATH:o}")  # a file that was closed meanwhile
+_MODES = ("r", "w", "r+")  # by the lowest bits of the flags of open(2)
 
 
-class _Answer(ProcessDetails, frozen=True):
-    """The output of a child. The cores are a list, and the texts are not bounded."""
-
-    cpus: tuple[int, ...] = ()  # type: ignore[assignment]
-
-
-_ANSWER = decoding.decoder(_Answer)
-_LISTS = ("connections", "children", "files")
+def read(targets: Sequence[ProcessId], proc_root: Path = procfs.PROC) -> dict[ProcessId, ProcessDetails]:
+    """Return the details of at most eight processes. A process that has ended is missing."""
+    tables = sockets.Tables(proc_root)
+    details = {target: _read(target.pid, tables) for target in targets[:MOST_PROCESSES]}
+    return {target: its_details for target, its_details in details.items() if procfs.is_alive(target, proc_root)}
 
 
-def read(
-    targets: Sequence[ProcessId],
-    *,
-    share: str,
-    deadline_seconds: float,
-    stop: threading.Event | None = None,
-) -> dict[ProcessId, ProcessDetails]:
-    """Return the details of at most eight processes.
-
-    A process is missing if it could not be read by the common deadline, or has ended. `share` as in `Job`.
-    """
-    end = time.monotonic() + deadline_seconds
-
-    def ask(target: ProcessId) -> ProcessDetails | None:
-        remaining = end - time.monotonic()
-        if remaining <= 0 or RUNNER.refusal(target) is not None:
-            return None
-        command = [sys.executable, "-I", str(CHILD), str(target.pid)]
-        printed = RUNNER.run(command, target, share=share, deadline_seconds=remaining, stop=stop)
-        return None if isinstance(printed, Fault) or not procfs.is_alive(target) else _parse(printed.out)
-
-    read_targets = targets[:MOST_PROCESSES]
-    with ThreadPoolExecutor(_PARALLEL, thread_name_prefix="details") as pool:
-        details_of = dict(zip(read_targets, pool.map(ask, read_targets), strict=True))
-    return {target: details for target, details in details_of.items() if details is not None}
+def _read(pid: int, tables: sockets.Tables) -> ProcessDetails:
+    proc_root = tables.proc_root
+    answer, links = proc_pid.status(proc_root, pid), sockets.descriptors(pid, proc_root)
+    rows = answer if isinstance(answer, dict) else {}
+    in_files, in_memory = (proc_pid.size_of_row(rows, name) for name in ("RssFile", "RssShmem"))
+    niceness, cpus = None, ""
+    with contextlib.suppress(OSError):
+        niceness, cpus = os.getpriority(os.PRIO_PROCESS, pid), words.fold(os.sched_getaffinity(pid))
+    return ProcessDetails(
+        resident_bytes=proc_pid.size_of_row(rows, "VmRSS"),
+        shared_bytes=None if in_files is None else in_files + (in_memory or 0),
+        swap_bytes=proc_pid.size_of_row(rows, "VmSwap"),
+        niceness=niceness,
+        cpus=cpus,
+        threads=pseudo_files.number(rows.get("Threads")),
+        descriptors=None if links is None else len(links),
+        connections=_first_of(_connections(pid, links or {}, tables)),
+        children=_first_of(_children(pid, proc_root)),
+        files=_first_of(_files(proc_root / str(pid), links or {})),
+    )
 
 
-def _parse(raw: bytes) -> ProcessDetails | None:
-    try:
-        answer = _ANSWER.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return None
-    lists = {
-        name: tuple(words.elided(text, _CHARACTERS) for text in getattr(answer, name)[:_LISTED]) for name in _LISTS
-    }
-    return ProcessDetails.copy_from(answer, cpus=words.fold(answer.cpus), **lists)
+def _first_of(texts: Iterator[str]) -> tuple[str, ...]:
+    return tuple(words.elided(text, _CHARACTERS) for text in islice(texts, _LISTED))
+
+
+def _files(folder: Path, links: Mapping[int, str]) -> Iterator[str]:
+    """Yield the open files with mode, number of descriptors and positions."""
+    opened: list[tuple[tuple[str, str], int]] = []
+    for number, path in islice(links.items(), _MOST_DESCRIPTORS):
+        if path.startswith("/") and not path.startswith(_NO_FILE):
+            _, position, _, flags, *_ = pseudo_files.read_or_empty(folder / "fdinfo" / str(number)).split() or _CLOSED
+            if not int(flags, 8) & (os.O_DIRECTORY | os.O_PATH):
+                mode = _MODES[int(flags, 8) & os.O_ACCMODE]
+                mode = mode.replace("r+", "a+").replace("w", "a") if int(flags, 8) & os.O_APPEND else mode
+                opened.append(((path, mode), int(position)))
+    for (path, mode), positions in list_by_key(opened).items():
+        first, last = min(positions), max(positions)
+        where = f"at {first:,}" if first == last else f"at {first:,} to {last:,}"
+        times = f"{len(positions)} times, " if len(positions) > 1 else ""
+        yield f"{path} ({mode}, {times}{where})"
+
+
+def _connections(pid: int, links: Mapping[int, str], tables: sockets.Tables) -> Iterator[str]:
+    """Yield the TCP and UDP sockets, each with its ends; a TCP socket with its state."""
+    for connection in tables.read_held(pid):
+        yield f"{_ends(connection)} {sockets.STATE_NAMES[connection.state]}"
+    inodes = set((sockets.sockets_among(links) or {}).values())
+    for datagrams in sockets.list_connections(tables.proc_root / str(pid) / "net", tables=("udp", "udp6")):
+        if datagrams.inode in inodes:
+            yield _ends(datagrams)
+
+
+def _ends(connection: sockets.Connection) -> str:
+    ends = (connection.local, connection.remote) if connection.remote[1] else (connection.local,)
+    return " -> ".join(words.place(sockets.format_address(end), end[1]) for end in ends)
+
+
+def _children(pid: int, proc_root: Path) -> Iterator[str]:
+    """Yield the descendants, each with pid, name and state."""
+    for child in procfs.read_children(pid, proc_root):
+        stat = procfs.read_stat(f"{proc_root}/{child}")
+        if stat is not None:
+            yield f"pid {child} ({stat.comm}), {words.PROCESS_STATES.get(stat.state, stat.state)}"

@@ -21,6 +21,7 @@ MOST_THREADS = 64
 _MOST_ANCESTORS = 4  # of a rank: between it and its server there may be a shell and a launcher
 _LEAST_RANKS = 2  # that are connected to a process which drives a job
 MOST_DESCRIPTORS = 16  # of one call, in which another rank is searched
+_OWN_ENDS = frozenset(f"anon_inode:[{name}]" for name in ("eventfd", "eventpoll", "io_uring"))
 _ANY_HOST = (bytes(4), bytes(16))  # the address of a socket that listens on all addresses of the node
 
 
@@ -179,14 +180,16 @@ class JobSockets:
     def find_other_end(self, pid: int, descriptor: int) -> tuple[str, int] | None:
         """Return the kind and the process at the other end of a pipe, Unix socket or connection to a launcher.
 
-        None if it is something else, or without another process. Raises LookupError if it was not found in time.
+        None if only this process, a device or a file can end the wait. Raises LookupError if another process can, and
+        it was not found in time, or the kernel does not show it: anyone may send to a UDP socket or change a watched
+        file.
         """
         connection = (self.connections_of(pid) or {}).get(descriptor)
         if connection is not None:
             driver = self._drivers.get(connection.remote)
             return None if driver is None else ("connection", driver)
         link = next(self.links(pid, (descriptor,)), "")
-        if not (link.startswith("socket:") or blocked_call.is_pipe_or_path(link)):
+        if not link or link.startswith("/dev/") or link in _OWN_ENDS:
             return None
         if (pid, link) not in self._others:
             self._others[pid, link] = blocked_call.find_other_process(pid, descriptor, self._holders, self.proc_root)

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from hangwatch import words
 from hangwatch.capture.job_sockets import MOST_DESCRIPTORS, JobSockets
 from hangwatch.model import BLOCKED_STATES, STOPPED_STATES, AsksRank, Awaited, FileLock, SystemCall, Thread, WaitEnd
-from hangwatch.probes.base import procfs, pseudo_files
+from hangwatch.probes.base import procfs, pseudo_files, system_calls
 from hangwatch.probes.network import sockets
 from hangwatch.probes.network.sockets import Connection
 from hangwatch.probes.process import file_locks
@@ -29,7 +29,7 @@ _EVENTS = "anon_inode:[eventfd]"
 _OF_LIBRARIES = re.compile("gloo|pt_|nccl|cuda", re.IGNORECASE)  # names of threads of torch, gloo, NCCL and CUDA
 _EVENT_LOOP = "run_forever"  # of asyncio/base_events.py
 _TERMINAL = re.compile(r"/dev/(pts/\d+|tty\w*|console)")
-_NOT_FOUND = Awaited(name="a process at the other end of its pipe or socket, which was not found", end="unknown")
+_NOT_FOUND = Awaited(name="a process that may answer it and was not found", end="unknown")
 _WEIGHTS: tuple[WaitEnd, ...] = ("held", "unknown", "outside", "sleeps", "lost", "process", "program", "cycle")
 """The order of ends: the wait behind several processes has the end that comes first here."""
 
@@ -113,7 +113,10 @@ class WaitChains(NamedTuple):
         return [held[number] for number in call.descriptors if number in held and self.job.leaves_job(held[number])]
 
     def _find_steps(self, pid: int, call: SystemCall, server: int | None) -> list[_Step]:
-        """Return the processes behind a call: children, workers, or the process at the other end."""
+        """Return the processes behind a call: children, workers, or the process at the other end.
+
+        Raises LookupError if another process can end the call, and it was not found.
+        """
         children = procfs.read_children(pid, self.job.proc_root)
         if call.kind == "awaits_child":
             if call.child is not None:
@@ -130,6 +133,8 @@ class WaitChains(NamedTuple):
         if strangers:
             return [_Step(child, self._name("its child", child), may_answer=True) for child in strangers]
         workers = self._find_workers(pid, ways, {pid})
+        if call.kind == "receives" and not system_calls.calls_by_name()[call.name].on:
+            raise LookupError(call.name)  # a message queue or a semaphore of System V
         if workers or server is not None or len(call.descriptors) != 1:
             return workers
         kind, other = self.job.find_other_end(pid, call.descriptors[0]) or ("", pid)
@@ -223,14 +228,14 @@ class WaitChains(NamedTuple):
 
     def _find_lock(self, children: Sequence[int], rank: int) -> FileLock | None:
         """Return a file lock that another rank holds and for which a child waits; None if there is none."""
-        for child in children[:_MOST_CHILDREN]:
-            call = self.job.read_call(child)
-            if call is None or call.kind != "locks":
-                continue
-            lock = file_locks.find_awaited_lock(child, call.descriptors[0], self.job.proc_root)
-            if lock is not None and lock.holder_pid in self.job.ranks - {rank}:
-                return replace(lock, by_child=True)
-        return None
+        calls = ((child, self.job.read_call(child)) for child in children[:_MOST_CHILDREN])
+        locks = (
+            file_locks.find_awaited_lock(child, call.descriptors[0], self.job.proc_root)
+            for child, call in calls
+            if call is not None and call.kind == "locks"
+        )
+        held = next((lock for lock in locks if lock and lock.holder_pid in self.job.ranks - {rank}), None)
+        return None if held is None else replace(held, by_child=True)
 
     def _find_asking_part(self, pid: int, call: SystemCall, children: Sequence[int]) -> AsksRank | None:
         """Return the part of a process that receives from another rank; None if no part does.

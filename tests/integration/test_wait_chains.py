@@ -148,6 +148,24 @@ lock.acquire()
     assert member.signature is signature
 
 
+@pytest.mark.parametrize(
+    ("waits", "signature"),
+    [
+        ("one = socket.socket(type=socket.SOCK_DGRAM); one.bind(('127.0.0.1', 0)); ready(); one.recv(1)", "unknown"),
+        ("one = socket.socket(1, socket.SOCK_DGRAM); one.bind(folder + '/one'); ready(); one.recv(1)", "unknown"),
+        ("one = libc.inotify_init(); ready(); os.read(one, 64)", "unknown"),
+        ("one = libc.msgget(0, 0o600); ready(); libc.msgrcv(one, bytes(64), 8, 0, 0)", "unknown"),
+        ("one = libc.semget(0, 1, 0o600); ready(); libc.semop(one, bytes([0, 0, 255, 255, 0, 0]), 1)", "unknown"),
+        ("one = os.eventfd(0); ready(); os.read(one, 8)", "blocked"),
+    ],
+)
+def test_rank_that_any_process_may_wake_is_not_blocked(tmp_path: Path, waits: str, signature: str) -> None:
+    with targets.python(f"{LIBC}{waits}", tmp_path) as pid:
+        targets.wait_for_call(pid, "receives")
+        (member,) = measured(targets.job_of_pids([pid]))
+    assert member.signature is Signature(signature)
+
+
 def test_rank_moves_as_its_worker_behind_a_socket_computes(tmp_path: Path) -> None:
     task = "while True: sum(range(1000)); len('0')"
     with targets.python(OVER_A_SOCKET.format(task=task), tmp_path) as pid:
@@ -186,6 +204,9 @@ def test_question_without_an_answer_is_known_from_its_connection() -> None:
         assert client.recv(16) and not awaits_answer()
 
 
+LIBC = (
+    "import ctypes, os, socket\nlibc = ctypes.CDLL(None)\nlibc.unshare(0x8000000)\n"  # CLONE_NEWIPC: no queue is left
+)
 FLOCK = "import fcntl, sys\nlock = open(sys.argv[1] + '/the.lock', 'w')\nfcntl.flock(lock, fcntl.LOCK_EX)"
 FIFO = "import os, sys\nos.read(os.open(sys.argv[1] + '/the.fifo', os.O_RDONLY), 1)"
 CONNECTION = "import socket, sys\nport = int(open(sys.argv[1] + '/port').read())\nsocket.create_connection(('127.0.0.1', port)).recv(1)"

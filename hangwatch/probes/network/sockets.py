@@ -130,6 +130,7 @@ def read(pid: int, proc_root: Path) -> Connections | None:
 def read_unix(pid: int, proc_root: Path) -> dict[int, UnixSocket] | None:
     """Return the Unix sockets in the network namespace of a process, by inode, see sock_diag(7).
 
+    Datagram sockets without a peer are left out: any process may send to them.
     None if the process is gone, if that is not permitted, or if a limit of `read` is exceeded.
     """
     by_inode, pending = dict[int, UnixSocket](), dict[int, UnixSocket]()
@@ -140,7 +141,8 @@ def read_unix(pid: int, proc_root: Path) -> dict[int, UnixSocket] | None:
                 (inode,) = struct.unpack_from("=I", answer, at + 4)
                 attributes = at + _UNIX_MESSAGE_BYTES, size
                 peer = int.from_bytes(sock_diag.find_attribute(answer, *attributes, _UNIX_PEER)[:4], sys.byteorder)
-                by_inode[inode] = UnixSocket(answer[at + 2] == LISTEN, peer or None)
+                if peer or answer[at + 1] != socket.SOCK_DGRAM:
+                    by_inode[inode] = UnixSocket(answer[at + 2] == LISTEN, peer or None)
                 clients = struct.iter_unpack("=I", sock_diag.find_attribute(answer, *attributes, _UNIX_PENDING))
                 pending |= {client: UnixSocket(listens=False, peer=inode) for (client,) in clients}
                 if len(by_inode) > MOST_CONNECTIONS:

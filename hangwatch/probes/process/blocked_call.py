@@ -140,11 +140,12 @@ class JobHolders(NamedTuple):
 def find_other_process(pid: int, descriptor: int, job: JobHolders, proc_root: Path) -> tuple[str, int] | None:
     """Return the kind and the process at the other end of a pipe ("pipe") or Unix socket ("unix").
 
-    None if the descriptor is something else, if the process itself has the other end, or if the other end is closed.
-    Raises LookupError if the other end was not found (see `Strangers`), or may not be read.
+    None if the descriptor is a file, a TCP socket or closed, if the process itself has the other end, or if the other
+    end is closed. Raises LookupError if the other end was not found (see `Strangers`), may not be read, or can be any
+    process.
     """
     found = _behind(pid, descriptor, _Search(pid, (), proc_root, job), proc_root)
-    if found is None or found.kind not in ("pipe", "unix") or found.other_pid == pid or found.is_lost:
+    if found is None or found.kind not in ("pipe", "unix", "other") or found.other_pid == pid or found.is_lost:
         return None
     if found.other_pid is None:
         raise LookupError(found.what)
@@ -207,7 +208,7 @@ def _behind(pid: int, descriptor: int, search: _Search, proc_root: Path) -> Call
         return CallTarget(kind="pipe", what=shown, other_pid=other, other_comm=comm)
     inode = link.removeprefix("socket:[").removesuffix("]")
     if link.startswith("socket:[") and inode.isdecimal():
-        return _socket(int(inode), search) or CallTarget(kind="other", what="a socket")
+        return _socket(int(inode), search) or CallTarget(kind="other", what="a socket without a known peer")
     return CallTarget(kind="other", what=shown)
 
 

@@ -9,6 +9,7 @@ import fcntl
 import os
 import struct
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from hangwatch.model import SystemCall, ThreadCounters
@@ -67,20 +68,10 @@ def read_call(pid: int, proc_root: Path, thread: int | None = None) -> SystemCal
         kind = "other"
     if row.on == "selected" and not first and arguments[4]:
         kind = "sleeps"  # a timeout without descriptors: time.sleep of Python 3.10
-    child = 0
-    descriptors: tuple[int, ...] = ()
-    match row.on:
-        case "child":
-            child = arguments[1] if name == "waitid" else first
-        case "polled":
-            descriptors = _polled(folder, first, arguments[1])
-        case "selected":
-            descriptors = _selected(folder, first, arguments[1])
-        case "watched":
-            descriptors = _watched(folder, first)
-        case "descriptor":
-            descriptors = (first,)
-    is_pid = 0 < child <= _MOST_PIDS
+    read = _DESCRIPTORS.get(row.on)
+    descriptors = () if read is None else read(folder, first, arguments[1])
+    child = arguments[1] if name == "waitid" else first
+    is_pid = row.on == "child" and 0 < child <= _MOST_PIDS
     return SystemCall(number=number, name=name, kind=kind, descriptors=descriptors, child=child if is_pid else None)
 
 
@@ -145,11 +136,20 @@ def _selected(folder: Path, count: int, address: int) -> tuple[int, ...]:
     return tuple(bit for bit in range(min(count, len(raw) * 8)) if raw[bit // 8] >> bit % 8 & 1)
 
 
-def _watched(folder: Path, descriptor: int) -> tuple[int, ...]:
+def _watched(folder: Path, descriptor: int, _: int) -> tuple[int, ...]:
     """Return the descriptors that an epoll instance watches, see proc_pid_fdinfo(5)."""
     rows = pseudo_files.read_or_empty(folder / "fdinfo" / str(descriptor)).splitlines()
     found = [row.split()[1] for row in rows if row.startswith("tfd:")]
     return tuple(int(word) for word in found[:MOST_DESCRIPTORS] if word.isdecimal())
+
+
+_DESCRIPTORS: dict[str, Callable[[Path, int, int], tuple[int, ...]]] = {
+    "descriptor": lambda _folder, descriptor, _: (descriptor,),
+    "polled": _polled,
+    "selected": _selected,
+    "watched": _watched,
+}
+"""The descriptors of a call by `on` in system_calls.toml, from its folder in /proc and its first two arguments."""
 
 
 def _memory(folder: Path, address: int, count: int) -> bytes:

@@ -117,10 +117,14 @@ def short_duration(seconds: float) -> str:
 
 
 def describe_sleep(sleep: Sleep) -> str:
-    """Return a sleep as text: "sleeps until 15:24:10 UTC", or "polls every 30 s ..." for a rank that polls."""
+    """Return a sleep as text: "sleeps until 15:24:10 UTC", or "polls every 30 s ..." for a rank that polls.
+
+    The text has the date if the sleep ends after more than a day.
+    """
     if sleep.is_polling:
         return f"polls every {duration(max(sleep.seconds, 0.1))} for something that does not happen"
-    return f"sleeps until {utc(sleep.until_unix_seconds, '%H:%M:%S UTC')}"
+    date = "%Y-%m-%d " if sleep.seconds > 86_400 else ""
+    return f"sleeps until {utc(sleep.until_unix_seconds, f'{date}%H:%M:%S UTC')}"
 
 
 def ago(seconds: float) -> str:

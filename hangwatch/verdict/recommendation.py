@@ -1,6 +1,7 @@
 """The recommended action after a verdict, by the table `actions.toml`, and the fingerprint of a hang. Pure."""
 
 import functools
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -30,6 +31,7 @@ from hangwatch.model import (
 from hangwatch.tables import kernel_lines, xids
 from hangwatch.verdict import kinds
 from hangwatch.verdict.sequence_rules import decide_by_records
+from hangwatch.verdict.timeout_forecast import recorded_end
 
 DAY_SECONDS = 86400.0
 
@@ -181,9 +183,18 @@ def _lacks_nodes(facts: _Facts) -> bool:
 
 
 def _sleeps(facts: _Facts) -> _Match | None:
-    """Match if all suspects are in a sleep that is longer than a capture. A loop of short sleeps may never end."""
-    sleeps = [member.stack.sleep for member in facts.members]
-    ends = (sleep is not None and not sleep.is_polling and sleep.seconds > _CAPTURE_SECONDS for sleep in sleeps)
+    """Match if all suspects are in a sleep that ends before the collective timeout, within a day.
+
+    It is longer than a capture: a loop of short sleeps may never end.
+    """
+    sleeps, latest = [member.stack.sleep for member in facts.members], recorded_end(facts.grouping) or math.inf
+    ends = (
+        sleep is not None
+        and not sleep.is_polling
+        and _CAPTURE_SECONDS < sleep.seconds < DAY_SECONDS
+        and sleep.until_unix_seconds < latest
+        for sleep in sleeps
+    )
     return _match_ranks(facts.members if all(ends) else [])
 
 

@@ -33,11 +33,11 @@ def forecast_timeout(incident: Incident) -> TimeoutForecast | None:
         return None
     source = RECORDED if recorded is not None else f"{assumed.source}, unless its code sets another timeout"
     quiet = [step.unix_seconds for step in incident.timeline if step.state is JobState.QUIET]
-    end = _recorded_end(incident.grouping) or (quiet[-1] + seconds if quiet else None)
+    end = recorded_end(incident.grouping) or (quiet[-1] + seconds if quiet else None)
     return TimeoutForecast(seconds=seconds, source=source, at_unix_seconds=end)
 
 
-def _recorded_end(grouping: Grouping) -> float | None:
+def recorded_end(grouping: Grouping) -> float | None:
     """Return the earliest Unix time at which an open operation times out. None if no flight recorder shows it."""
     opened = [one for member in grouping.members for one in member.recorder.open_operations]
     ends = [one.created_unix_seconds + one.timeout_seconds for one in opened if one.timeout_seconds is not None]

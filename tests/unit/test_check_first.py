@@ -13,12 +13,14 @@ from hangwatch.model import (
     CallTarget,
     Confidence,
     Died,
+    EnqueuedOperation,
     Fault,
     FileLock,
     Frame,
     GpuReadings,
     Group,
     Grouping,
+    GroupRecords,
     KernelCall,
     KernelFacts,
     KernelLine,
@@ -29,6 +31,8 @@ from hangwatch.model import (
     Process,
     ProcessId,
     RankId,
+    RecorderFacts,
+    RecorderState,
     Signature,
     Sleep,
     Stack,
@@ -336,8 +340,8 @@ def call(**given: object) -> KernelCall:
 
 def judged(*, activity: str = "storage_io", motion: Motion = Motion.FROZEN, **facts: object) -> Verdict:
     """Return the verdict on rank 3, while three other ranks wait for it in a collective."""
-    stack = StackFacts(user_frames=(LINE,))
-    stuck = Member(id=RankId(node="a", rank=3, pid=160), motion=motion, rounds=3, stack=stack, **facts)  # type: ignore[arg-type]
+    facts = {"stack": StackFacts(user_frames=(LINE,)), **facts}
+    stuck = Member(id=RankId(node="a", rank=3, pid=160), motion=motion, rounds=3, **facts)  # type: ignore[arg-type]
     others = tuple(Member(id=RankId(node="a", rank=n, pid=n + 10), motion=Motion.FROZEN, rounds=3) for n in range(3))
     waiting = Group(key="w", activity="collective_wait", operation="all_reduce", waits_for="ranks", members=others)
     frames = (Frame(function="write", file="io.py", line=3), LINE)
@@ -397,6 +401,16 @@ CASES: dict[str, tuple[dict[str, object], str, str]] = {
         "wait4() for its child 77 (ninja) in rank 3 (a, pid 160)",
         "look at its child 77 (ninja): `hangwatch dump --pid 77`",
     ),
+    "a key of the store": (
+        {"kernel": KernelFacts(call=call(descriptors=1, behind=(PIPE,))), "waits": Waits(awaits_store="main")},
+        "perhaps a key of the store, awaited by write(), called by save (train.py:48) in rank 3 (a, pid 160)",
+        "check if that call returns: its file system or service, and state (D is blocked) and wchan of the rank",
+    ),
+    "a sleep of days": (
+        {"stack": StackFacts(user_frames=(LINE,), sleep=Sleep(1e9, 90_000.0, "p"))},
+        "write(), called by save (train.py:48) in rank 3 (a, pid 160)",
+        "find out why write(), called by save (train.py:48) sleeps until 2001-09-09 01:46:40 UTC",
+    ),
     "state D": (
         {"kernel": KernelFacts(state="D", wchan="rpc_wait")},
         "rpc_wait in the kernel (state D) in rank 3 (a, pid 160)",
@@ -425,7 +439,7 @@ CASES: dict[str, tuple[dict[str, object], str, str]] = {
 def test_both_lines_name_the_object_of_the_blocked_call(name: str) -> None:
     facts, stuck_on, next_step = CASES[name]
     verdict = judged(**facts)  # type: ignore[arg-type]
-    assert [rank.rank for rank in verdict.named] == [3]
+    assert [rank.rank for rank in verdict.named or verdict.check_first] == [3]
     assert (verdict.stuck_on, verdict.next_step) == (stuck_on, next_step)
 
 
@@ -503,6 +517,9 @@ def test_ranks_that_have_all_ended_show_no_hang(how: str) -> None:
 
 
 NOW = 1_800_000_000.0
+OPERATION = EnqueuedOperation(7, "all_reduce", 7, NOW - 600, stays_open=True, timeout_seconds=599.0)
+RECORDS = GroupRecords("gloo", "0", "", 7, operations=(OPERATION,))
+TIMES_OUT = RecorderFacts(libraries=(RecorderState(library="gloo", groups=(RECORDS,)),))
 IDS = [RankId(node="gpu-07", rank=rank, local_rank=rank, pid=100 + rank) for rank in range(4)]
 ON_NFS = CallTarget(kind="file", what="/mnt/nfs/shard-3", mount="/mnt/nfs (nfs4)", is_remote=True)
 ON_DISK = CallTarget(kind="file", what="/scratch/a", mount="/scratch (ext4)", is_local_device=True)
@@ -580,6 +597,8 @@ def kernel(
         ("wait", {"stack": StackFacts(sleep=Sleep(until_unix_seconds=NOW, seconds=60.0, place="p"))}),
         ("investigate", {"stack": StackFacts(sleep=Sleep(NOW, 60.0, "p", is_polling=True))}),
         ("investigate", {"stack": StackFacts(sleep=Sleep(NOW, 1.0, "p"))}),
+        ("investigate", {"stack": StackFacts(sleep=Sleep(NOW, 2 * 86400.0, "p"))}),
+        ("investigate", {"stack": StackFacts(sleep=Sleep(NOW, 60.0, "p")), "recorder": TIMES_OUT}),
         ("investigate", {"kind": "Suspended", "named": False, "rest": kernel("T", xid(79))}),
         ("restart_elsewhere", {"kernel": kernel("S", xid(79))}),
         ("restart_elsewhere", {"kernel": kernel("S", xid(79), call=reads(ON_NFS))}),

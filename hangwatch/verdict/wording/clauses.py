@@ -52,7 +52,7 @@ def describe_activity(group: Group, *, several: bool = False) -> str:
         or _awaits_threads(group)
         or _describe_shared_lock(group)
         or _describe_store_wait(group)
-        or _describe_sleep(group)
+        or describe_sleep(group)
         or activity_table.describe_activity(group.activity, group.operation)
     )
     if (measured := _find_measured_wait(group)) is not None:
@@ -121,7 +121,7 @@ def _describe_store_wait(group: Group) -> str | None:
     return f"waits for a key of the store in {_find_innermost_function(group)}" if waits else None
 
 
-def _describe_sleep(group: Group) -> str | None:
+def describe_sleep(group: Group) -> str | None:
     """Return a clause if measurements show that all ranks sleep.
 
     None if they do not, or if their stacks wait for ranks.

@@ -65,7 +65,7 @@ def _find_hint(group: Group) -> str | None:
     sleeps = [member.stack.sleep for member in group.members]
     if all(sleeps):
         until = max(sleep.until_unix_seconds for sleep in sleeps if sleep)
-        return f"Look again after {words.utc(until, '%H:%M:%S UTC')}: their sleep ends then."
+        return f"Look again after {words.utc(until)}: their sleep ends then."
     row = activity_table.find_activity(group.activity)
     return (row.meets_at_store and _describe_store(group.members)) or row.look_at
 

@@ -89,7 +89,8 @@ def _is_working(finding: Finding) -> bool:
 
 def look_at(member: Member) -> str:
     """Return the step for the object that a blocked rank or its worker waits for; "" if no such object is known."""
-    worker, call, waits = member.kernel.worker_call, member.kernel.call, member.waits
+    worker, waits = member.kernel.worker_call, member.waits
+    call = None if waits.awaits_store else member.kernel.call  # its server does not set the keys
     if member.is_stopped:
         return _thaw(member, waits.frozen_cgroup) if waits.frozen_cgroup else first_step("RankStopped", [member.id])
     if waits.awaited is not None and waits.awaited.end == "held":
@@ -122,12 +123,15 @@ def _look_at_line(group: Group, member: Member) -> str:
     pid = member.id.pid if busy is None else busy.pid
     if pid is not None and any(stack_frames.is_native(frame.function, frame.file) for frame in group.frames):
         return f"look at the other threads of {words.name_ranks([member.id])}: `hangwatch dump --stacks --pid {pid}`"
-    text = f"find out why {_line(group) if busy is None else busy.user_frame} does not return"
+    asleep = clauses.describe_sleep(group)
+    text = f"find out why {_line(group) if busy is None else busy.user_frame} {asleep or 'does not return'}"
     on = f" on {words.printable(member.id.node)}" if member.id.node else "" if member.is_measured else " on its host"
     if busy is None and pid is not None and member.kernel.call is not None and member.kernel.call.name == "futex":
-        which = f"find out for which of its threads {_line(group)} waits"
-        return f"{which}: `hangwatch dump --native --stacks --pid {pid}`{on}"
-    return text if pid is None else f"{text}: `hangwatch dump --native --pid {pid}`{on}"
+        return (
+            f"find out for which of its threads {_line(group)} waits: "
+            f"`hangwatch dump --native --stacks --pid {pid}`{on}"
+        )
+    return text if pid is None or asleep else f"{text}: `hangwatch dump --native --pid {pid}`{on}"
 
 
 def _object_of_call(call: KernelCall, wchan: str, member: Member) -> str:
@@ -180,6 +184,8 @@ def _place_of_rank(group: Group, member: Member) -> str:
     busy = clauses.find_busy_worker(group)
     if busy is not None and busy.user_frame is not None:
         return f"{busy.user_frame} in {_worker(group, busy.pid)} of {rank}"
+    if member.waits.awaits_store == "main":
+        return f"a key of the store, awaited by {_line(group)} {of_rank}"
     if member.kernel.call is not None and member.kernel.call.has_object:
         return f"{_call(member.kernel.call, member)} {of_rank}"
     if member.waits.file_lock is not None:

@@ -10,9 +10,11 @@ text; threads, dumps and ranks are separate objects.
 decodes and merges the groups of nodes of 8 ranks, as `hangwatch dump --nodes` does; "merge, lines differ" those of
 nodes with equal groups in which a line number is different on each node. "text" and "html" are the reports. "peak" is
 the memory of the whole process with all dumps. "explain" reads the same stacks as py-spy text with prefixes (35 lines
-per rank), then groups and judges them; its "peak" is the memory of a separate process. Times are CPU seconds, the best
-of three turns; "explain" has one turn. Garbage is collected, except where the commands switch that off: merge and
-explain. Each step runs once on 8 ranks first: rules are compiled then.
+per rank), then groups and judges them; its "peak" is the memory of a separate process. "group, recorders" and "judge,
+recorders" are the same dumps in two rounds, with NCCL's flight recorder in each rank: the GPU of every other rank is
+one collective behind. Times are CPU seconds, the best of three turns; "explain" has one turn. Garbage is collected,
+except where the commands for many ranks switch that off: recorders, merge and explain. Each step runs once on 8 ranks
+first: rules are compiled then.
 
 The last row has the slopes in the log-log plot of time over ranks, by least squares over all sizes from 1,024 ranks:
 1 is linear, 2 quadratic. With --json, the rows are a list of objects: of each step and size the "cpu_seconds".
@@ -50,6 +52,7 @@ from hangwatch.model import (
     RankId,
     Thread,
 )
+from hangwatch.model.flight_records import FlightRecord, RankRecords
 from hangwatch.report import html
 from hangwatch.report import text as report_text
 from hangwatch.stacks import activity
@@ -61,7 +64,7 @@ from hangwatch.verdict import judge
 SIZES = (8, 512, 1_024, 4_096, 16_384, 100_000)
 FEWEST_OF_SLOPE = 1_024
 TURNS = 3
-STEPS = ("group", "judge", "merge", "merge, lines differ", "text", "html", "explain")
+STEPS = ("group", "judge", "group, recorders", "judge, recorders", "merge", "merge, lines differ", "text", "html", "explain")
 RANKS_PER_NODE = 8
 OUTER = [f"layer_{number} (mine/model_{number % 3}.py:{100 + number})" for number in range(10)]
 C10D = "torch/distributed/distributed_c10d.py"
@@ -105,6 +108,43 @@ def rank_dump(rank: int) -> RankDump:
         node=f"node{rank // RANKS_PER_NODE}", rank=rank, local_rank=rank % RANKS_PER_NODE, pid=1000 + rank
     )
     return RankDump(id=identity, rounds=(ProcessDump(taken_monotonic_seconds=0.0, threads=tuple(threads), state="S"),))
+
+
+def with_recorder(dump: RankDump) -> RankDump:
+    """Return the dump in two rounds, with a flight recorder."""
+    rank = dump.id.rank or 0
+    records = tuple(
+        FlightRecord(
+            id=number,
+            reset_epoch=0,
+            group_id=0,
+            group_name="0",
+            group_description="default_pg",
+            collective_seq=number,
+            p2p_seq=0,
+            op_id=number,
+            is_p2p=False,
+            operation="nccl:all_reduce",
+            state="completed" if number < 4 - rank % 2 else "open",
+            is_started=True,
+            is_retired=False,
+            created_unix_ns=(1_700_000_000 + number) * 10**9,
+            timeout_ms=600_000,
+        )
+        for number in range(1, 5)
+    )
+    recorder = RankRecords(
+        library="nccl",
+        records=records,
+        next_id=5,
+        oldest_id=1,
+        is_wrapped=False,
+        capacity=2000,
+        layout="2.13",
+        read_unix_seconds=1_700_000_100.0,
+    )
+    each = msgspec.structs.replace(dump.rounds[0], recorders=(recorder,))
+    return msgspec.structs.replace(dump, rounds=(each, each))
 
 
 def text(ranks: int) -> Iterator[str]:
@@ -156,6 +196,19 @@ def measure(size: int) -> dict[str, float]:
     return took
 
 
+def measure_recorders(size: int) -> dict[str, float]:
+    dumps = [with_recorder(rank_dump(rank)) for rank in range(size)]
+    table, took = activity.load(), {}
+    grouping, took["group, recorders"] = best_of(
+        TURNS, lambda: group_ranks(dumps, table, config.Capture(), size), collects_garbage=False
+    )
+    verdict, took["judge, recorders"] = best_of(
+        TURNS, lambda: judge.judge(msgspec.structs.replace(grouping)), collects_garbage=False
+    )
+    assert [rank.rank for rank in verdict.named] == list(range(1, size, 2)), verdict.message
+    return took
+
+
 def reply(dumps: Sequence[RankDump], table: activity.Table, world_size: int) -> bytes:
     """Return the reply of one node to `hangwatch dump --nodes`."""
     node = dumps[0].id.node or ""
@@ -204,6 +257,9 @@ def explain(size: int) -> dict[str, float]:
     return {"explain": seconds, "explain_peak": peak_megabytes()}
 
 
+WORKS = {"measure": measure, "measure_recorders": measure_recorders, "explain": explain}
+
+
 def late(size: int) -> list[int]:
     return [rank for rank in range(size) if rank % 1024 == 5]
 
@@ -219,11 +275,14 @@ def main() -> None:
     parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
-        work = {"measure": measure, "explain": explain}[options.one[0]]
+        work = WORKS[options.one[0]]
         work(RANKS_PER_NODE)
         print(json.dumps(work(int(options.one[1]))))
         return
-    took = {size: {**run_separately("measure", size), **run_separately("explain", size)} for size in options.ranks}
+    took = {
+        size: {step: seconds for work in WORKS for step, seconds in run_separately(work, size).items()}
+        for size in options.ranks
+    }
     if options.json:
         rows = [
             {"step": step, "ranks": size, "cpu_seconds": round(seconds[step], 6)}

@@ -11,7 +11,7 @@ from msgspec import structs
 from hangwatch.model import BLOCKED_STATES, Awaited, CallObject, ProcessDump, RankDump, Rests, Store, SystemCall, Waits
 
 _NOTHING = Waits()
-_OF_ALL_ROUNDS = ("awaited", "file_lock", "store", "peers", "active_peers", "enclosed_at", "object")
+_OF_ALL_ROUNDS = ("awaited", "file_lock", "store", "peers", "active_peers", "enclosed_at", "object", "shares_lock")
 _SIGNAL_WAITS = frozenset({"pause", "rt_sigsuspend", "rt_sigtimedwait"})
 _FIELDS = tuple(name for name in Waits.__struct_fields__ if name not in _OF_ALL_ROUNDS)
 _of_round: attrgetter[tuple[Any, ...]] = attrgetter(*_FIELDS)
@@ -25,6 +25,7 @@ def read_waits(rank: RankDump) -> Waits:
     returned. Rounds in which the connections could not be read, or in which the awaited process was not found, say
     nothing about `awaited` if two other rounds do. Rounds in which the main thread ran say nothing about `file_lock`,
     because it may try to take the lock at that moment. `object` is set if the call of the main thread did not change.
+    `shares_lock` is set if any round shows it, because its memory may not be read in time on a busy node.
     `peers` and `active_peers` are those of the rank or of one of its workers, whichever is higher: `peers` in any
     round, `active_peers` in the last round. `store` and `enclosed_at` are from the last round.
     """
@@ -50,6 +51,7 @@ def read_waits(rank: RankDump) -> Waits:
         active_peers=_find_highest([each[-1].waits.active_peers for each in processes if each]),
         enclosed_at=rounds[-1].waits.enclosed_at if rounds else None,
         object=_find_object(rounds),
+        shares_lock=any(dump.waits.shares_lock for dump in rounds),
     )
 
 

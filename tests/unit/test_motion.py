@@ -529,7 +529,7 @@ def test_a_fact_of_a_rank_is_what_all_of_its_rounds_show(rounds: list[Waits]) ->
         assert getattr(facts, name) == (shown.pop() if len(shown) == 1 else None)
     cgroups = [waits.frozen_cgroup for waits in rounds]
     assert facts.frozen_cgroup == (cgroups[-1] if cgroups and None not in cgroups else None)
-    assert facts.shares_lock == (bool(rounds) and all(waits.shares_lock for waits in rounds))
+    assert facts.shares_lock == any(waits.shares_lock for waits in rounds)
     files = {waits.stuck_on for waits in rounds}
     assert facts.stuck_on == (files.pop() if len(files) == 1 and len(rounds) > 1 else None)
 

@@ -64,7 +64,17 @@ from hangwatch.verdict import judge
 SIZES = (8, 512, 1_024, 4_096, 16_384, 100_000)
 FEWEST_OF_SLOPE = 1_024
 TURNS = 3
-STEPS = ("group", "judge", "group, recorders", "judge, recorders", "merge", "merge, lines differ", "text", "html", "explain")
+STEPS = (
+    "group",
+    "judge",
+    "group, recorders",
+    "judge, recorders",
+    "merge",
+    "merge, lines differ",
+    "text",
+    "html",
+    "explain",
+)
 RANKS_PER_NODE = 8
 OUTER = [f"layer_{number} (mine/model_{number % 3}.py:{100 + number})" for number in range(10)]
 C10D = "torch/distributed/distributed_c10d.py"

@@ -41,6 +41,11 @@ def find_wait_of_thread(group: Group, name: str) -> str:
     return activity_table.find_activity(next(activities, "unknown")).waits_for
 
 
+def decides(group: Group, name: str) -> bool:
+    """True if the main threads of a group wait for this thread alone, and its stack describes the group."""
+    return [(stack.name, stack.frames) for stack in group.awaited] == [(name, group.frames)]
+
+
 def with_thread(group: Group, name: str) -> Group:
     """Return the group with the stack of this thread instead of its deciding one; "" for the deciding one.
 

@@ -14,7 +14,7 @@ from hangwatch.model import Group, Grouping, Member, RankId, Signature
 from hangwatch.model.keyed_lists import list_by_key
 from hangwatch.stacks import activity_table
 from hangwatch.stacks.progress import polls_repeatedly
-from hangwatch.stacks.side_threads import find_wait_of_thread
+from hangwatch.stacks.side_threads import decides, find_wait_of_thread
 from hangwatch.stacks.user_code import is_in_user_code
 from hangwatch.verdict.scene import Process, lock_holder, process_of, waits_for
 
@@ -36,9 +36,12 @@ class Answer(NamedTuple):
     is_still_open: bool = False
 
     def find_thread(self, group: Group) -> str:
-        """Return the name of the thread for which others wait, if it is the same in all ranks of a group; else ""."""
+        """Return the name of the thread for which others wait, if it is the same in all ranks of a group; else "".
+
+        Also "" if that thread already describes the group.
+        """
         names = {self.graph.threads.get(process_key(member.id) or 0, "") for member in group.members}
-        return names.pop() if len(names) == 1 else ""
+        return "" if len(names) > 1 or decides(group, *names) else names.pop()
 
 
 def decide(graph: WaitGraph) -> Answer:
@@ -130,7 +133,7 @@ def stance_of(grouping: Grouping) -> Callable[[Member, str], Stance]:
     def stance(member: Member, thread: str) -> Stance:
         groups, processes = describe()
         group, kind, is_in_code = groups[member.id]
-        if thread and not member.is_stopped:
+        if thread and not member.is_stopped and not decides(group, thread):
             return _STANCE_OF_THREAD.get(find_wait_of_thread(group, thread), "unclear")
         return _stance(group, member, processes, kind=kind, is_in_code=is_in_code)
 
@@ -168,9 +171,7 @@ def _stance(group: Group, member: Member, processes: Set[Process], *, kind: str,
         return "elsewhere"
     if group.fault is not None or group.gone:
         return "unclear"
-    if lock_holder(member) in processes:
-        return "waits"
-    if member.waits.waits_in_torch and kind in {"nothing", "unknown"}:
+    if lock_holder(member) in processes or (member.waits.waits_in_torch and kind in {"nothing", "unknown"}):
         return "waits"
     if (
         is_in_code

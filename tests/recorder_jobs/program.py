@@ -138,6 +138,11 @@ def collective_in_threads() -> None:
     concurrent.futures.ThreadPoolExecutor(1).submit(wait_for_gradients).result()
 
 
+def training_in_threads() -> None:
+    """Train in a thread for which the main thread waits. Rank 2 blocks in that thread."""
+    in_thread(lambda: before_reduce(5, {2: prepare_batch}))()
+
+
 def wait_for_gradients() -> None:
     later().wait()
 

@@ -317,7 +317,7 @@ def _hold_what_they_are_to_hold(sdist: Path, wheels: Path) -> None:
 
 
 @needs_root
-@pytest.mark.timeout(360)
+@pytest.mark.timeout(900)
 @needs_sysusers
 def test_install_upgrade_uninstall_purge_without_a_network(sdist: Path, wheels: Path, tmp_path: Path) -> None:
     _hold_what_they_are_to_hold(sdist, wheels)
@@ -326,7 +326,7 @@ def test_install_upgrade_uninstall_purge_without_a_network(sdist: Path, wheels: 
     }  # fmt: skip
     done = subprocess.run(
         ["unshare", "--mount", "--net", "sh", "-c", SANDBOX],
-        env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, timeout=300,
+        env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, timeout=800,
     )  # fmt: skip
     print(done.stdout)
     assert done.returncode == 0
@@ -374,7 +374,7 @@ def test_the_debian_package_puts_things_where_the_unit_looks_for_them() -> None:
     )
 
 
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(900)
 @pytest.mark.skipif(shutil.which("dpkg-deb") is None, reason="dpkg-deb (Debian: dpkg) is not installed")
 def test_the_debian_package_brings_program_unit_user_manual_and_completion(wheels: Path, tmp_path: Path) -> None:
     """See deploy/deb/test-in-nspawn.sh for install, upgrade and removal."""

@@ -21,8 +21,7 @@ LONGEST_TEXT = 400
 LONGEST_LOG_LINE = 4096
 """Number of characters of a log line, after its prefix, that are matched. Patterns take quadratic time."""
 LARGEST_ERROR_FILE = 1 << 20
-_TEXTS = tables.load_patterns("failure_texts.toml")
-ESCAPES, OF_SOURCE = _TEXTS["escapes"], _TEXTS["of_source"]
+TEXTS = tables.Patterns("failure_texts.toml")
 LIBRARY = re.compile(r"\bNCCL\b|gloo|c10d|TCPStore|tensorpipe|torch[./]distributed|Dist\w+Error", re.IGNORECASE)
 NUMBER = re.compile(r"0x[0-9a-fA-F]{1,16}|\d+(?:\.\d+)?(?:[eE][-+]?\d+)?")
 
@@ -58,19 +57,19 @@ def mask_and_cut(text: str) -> str:
 def is_of_others(text: str) -> bool:
     """True if the beginning of a text reports a lost or silent rank of the job, not an endpoint outside of it."""
     text = text[:LONGEST_TEXT]
-    is_lost = _TEXTS["of_others"].search(text) or (_TEXTS["lost"].search(text) and _TEXTS["in_the_job"].search(text))
+    is_lost = TEXTS["of_others"].search(text) or (TEXTS["lost"].search(text) and TEXTS["in_the_job"].search(text))
     return is_lost is not None and (LIBRARY.search(text) is not None or not _names_the_internet(text))
 
 
 def is_unanswered(text: str) -> bool:
     """True if a text reports a lost connection or a wait, and does not tell whether its other end is in the job."""
-    return _TEXTS["unanswered"].search(text) is not None and not _names_the_internet(text)
+    return TEXTS["unanswered"].search(text) is not None and not _names_the_internet(text)
 
 
 def _names_the_internet(text: str) -> bool:
     """True if a text contains a web endpoint or a public address."""
-    return _TEXTS["outside"].search(text) is not None or any(
-        _is_public(match.group(1) or match.group()) for match in _TEXTS["address"].finditer(text)
+    return TEXTS["outside"].search(text) is not None or any(
+        _is_public(match.group(1) or match.group()) for match in TEXTS["address"].finditer(text)
     )
 
 
@@ -86,14 +85,14 @@ def blames_another(failure: Failure, rank: int | None, *, is_timed_out: bool = F
     If `is_timed_out` is true, a report without exit code or signal counts, too: PyTorch's watchdog may have ended the
     process.
     """
-    numbers = (match.group(match.lastindex or 0) for match in _TEXTS["of_another"].finditer(failure.text))
-    is_of_watchdog = is_timed_out and _TEXTS["untold_end"].search(failure.text) is not None
+    numbers = (match.group(match.lastindex or 0) for match in TEXTS["of_another"].finditer(failure.text))
+    is_of_watchdog = is_timed_out and TEXTS["untold_end"].search(failure.text) is not None
     return failure.of_others or is_of_watchdog or any(int(number) != rank for number in numbers)
 
 
 def clean(line: str) -> str:
     """Return a log line without colours and control characters."""
-    return ESCAPES.sub("", line[:LONGEST_LOG_LINE]).rstrip()
+    return TEXTS["escapes"].sub("", line[:LONGEST_LOG_LINE]).rstrip()
 
 
 class _Extra(msgspec.Struct):
@@ -133,7 +132,7 @@ def parse_error_file(text: str) -> Failure:
     where = _find_raising_place(message.extraInfo.py_callstack, message.message)
     first_line = clean(message.message.partition("\n")[0])
     text, of_others = mask_and_cut(first_line), is_of_others(first_line)
-    exception = None if isinstance(content, str) else _TEXTS["exception_type"].match(text)
+    exception = None if isinstance(content, str) else TEXTS["exception_type"].match(text)
     moment = at_unix_seconds(message.extraInfo.timestamp)
     return Failure(text, where, moment, 1, of_others, exception=exception.group(1) if exception else "")
 
@@ -158,7 +157,7 @@ def _find_raising_place(callstack: str, message: str) -> str:
 
 def find_place(line: str) -> str:
     """Return the place that a line of a traceback contains, if it is in the program; "" for other lines."""
-    found = _TEXTS["code"].match(line)
+    found = TEXTS["code"].match(line)
     if found is None or pyspy_json.is_installed(found.group(1)):
         return ""
     place = f"{found.group(3)} ({found.group(1).rpartition('/')[2]}:{found.group(2)})"

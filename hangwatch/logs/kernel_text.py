@@ -11,7 +11,7 @@ from hangwatch import tables, words
 from hangwatch.model import Evidence, RankId, Supplement
 from hangwatch.tables import kernel_lines, secret_forms
 
-_PATTERNS = tables.load_patterns("kernel_prefixes.toml")
+_PATTERNS = tables.Patterns("kernel_prefixes.toml")
 MOST_KEPT = 64
 _SHOWN = 8
 _TEXT_CHARACTERS = 240

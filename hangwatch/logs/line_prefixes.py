@@ -15,14 +15,14 @@ from msgspec.structs import replace
 from hangwatch import tables
 from hangwatch.formats import decoding, process_title
 from hangwatch.limits import LONGEST_LINE
-from hangwatch.logs.failures import ESCAPES
+from hangwatch.logs.failures import TEXTS
 from hangwatch.logs.rank_log import last_written
 from hangwatch.model import RankId
 
 _LONGEST_HEADING = 160
 _LINES_AFTER_HEADING = 16
 _LINES_AFTER_SENTENCE = 4
-_PATTERNS = tables.load_patterns("line_prefixes.toml")
+_PATTERNS = tables.Patterns("line_prefixes.toml")
 _OF_AGENT = r"[EIW]\d{4} [\d:.]{15} \d{1,10} torch/distributed/elastic/"
 _MARK_WITHIN = 200
 _TEXT_KEYS = ("log", "message", "msg", "MESSAGE", "textPayload", "text", "line", "content", "@message", "_msg")
@@ -56,7 +56,7 @@ def _split_joined(line: str) -> Sequence[str]:
 def _show_as_terminal(line: str) -> str:
     """Return a line without line end and escape sequences. Of a progress bar, the text after it that has a prefix."""
     line = line.rstrip("\r\n")
-    line = ESCAPES.sub("", line[:LONGEST_LINE]) if "\x1b" in line or "[0m" in line else line
+    line = TEXTS["escapes"].sub("", line[:LONGEST_LINE]) if "\x1b" in line or "[0m" in line else line
     if "\r" not in line:
         return line
     last, nobody = last_written(line), RankId()

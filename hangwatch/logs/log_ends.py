@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from hangwatch import words
 from hangwatch.formats.log_times import Moment, common_clock, time_on
-from hangwatch.logs.failures import NUMBER, OF_SOURCE, without_numbers
+from hangwatch.logs.failures import NUMBER, TEXTS, without_numbers
 from hangwatch.logs.merged_logs import RankLog
 from hangwatch.model import RankId
 from hangwatch.model.keyed_lists import list_by_key
@@ -175,4 +175,4 @@ def describe_ends(ends: Sequence[End]) -> str:
 
 def shorten(text: str, characters: int = LINE_CHARACTERS) -> str:
     """Return the beginning of a message, without the place in PyTorch that prints it."""
-    return words.elided(OF_SOURCE.sub("", text) or text, characters)
+    return words.elided(TEXTS["of_source"].sub("", text) or text, characters)

@@ -8,11 +8,11 @@ from hangwatch.model import RankId
 
 DEFAULT_GROUP = "default_pg"
 
-_PATTERNS = tables.load_patterns("work_lines.toml")
+_PATTERNS = tables.Patterns("work_lines.toml")
 _MISSED_BARRIER = "did not reach a barrier of JAX"
 _COMMUNICATOR, _PROCESS_GROUP = "a communicator of NCCL", "the process group of Lightning"
 _SILENT = "sent no more heartbeats to the coordination service of JAX"
-_ABSENT = tables.load_patterns("absent_ranks.toml")
+_ABSENT = tables.Patterns("absent_ranks.toml")
 _WORDS = (
     *(" - Init ", "monitoredBarrier", "ncclUniqueId", "enqueued", "WorkNCCL(", "collective"),
     *("lagging ranks", " started ", "the barrier: ", "/task:", "unhealthy", "task names:", "[missing ranks: ", ": ["),
@@ -108,8 +108,8 @@ def parse(text: str) -> tuple[WorkLine, ...]:
     ]
     if tasks := (*heading, *(WorkLine("task", (int(task),)) for task in _PATTERNS["task"].findall(text))):
         return tasks
-    for why, pattern in _ABSENT.items():
-        if absent := pattern.search(text):
+    for why in _ABSENT.rows:
+        if absent := _ABSENT[why].search(text):
             ranks, writer = _parse_numbers(absent.group(absent.lastindex or 0)), absent.groupdict().get("writer")
             line = WorkLine("absent", ranks, operation=why, writer=int(writer) if writer else None)
             return (line._replace(completed=int(absent.lastgroup == "ready")),)

@@ -3,7 +3,7 @@
 import pkgutil
 import re
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, cached_property
 from typing import TypeVar
 
 from hangwatch.formats import decoding
@@ -54,10 +54,23 @@ class LineRows:
         return None
 
 
-def load_patterns(name: str) -> dict[str, re.Pattern[str]]:
-    """Return the patterns in the table `name` of this package. A list of patterns is one pattern."""
-    rows = load(__name__, name, dict[str, str | tuple[str, ...]])
-    return {key: re.compile(row if isinstance(row, str) else "|".join(row)) for key, row in rows.items()}
+class Patterns(dict[str, re.Pattern[str]]):
+    """The patterns of the table `name` of this package. A list of patterns is one pattern.
+
+    The table is read, and each pattern compiled, when it is first used.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    @cached_property
+    def rows(self) -> dict[str, str | tuple[str, ...]]:
+        """The rows as they are in the table, by name."""
+        return load(__name__, self._name, dict[str, str | tuple[str, ...]])
+
+    def __missing__(self, key: str) -> re.Pattern[str]:
+        row = self.rows[key]
+        return self.setdefault(key, re.compile(row if isinstance(row, str) else "|".join(row)))
 
 
 def load(package: str, name: str, kind: type[T]) -> T:

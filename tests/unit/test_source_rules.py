@@ -12,6 +12,8 @@ from pathlib import Path, PurePath
 
 import pytest
 
+from hangwatch import tables
+
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("hangwatch", "benchmarks", "deploy", "docs", "grafana", "tests")
 MOST_LINES = 60
@@ -46,6 +48,17 @@ def test_lint_finds_a_long_function_and_takes_a_reason() -> None:
 
 
 PACKAGE = ROOT / "hangwatch"
+PATTERNS = re.compile(r'\bPatterns\("([a-z_]+\.toml)"\)')
+
+
+@pytest.mark.parametrize(
+    "name", sorted({name for path in PACKAGE.rglob("*.py") for name in PATTERNS.findall(path.read_text())})
+)
+def test_patterns_of_a_table_are_valid(name: str) -> None:
+    table = tables.Patterns(name)
+    assert [table[row].pattern for row in table.rows]
+
+
 NO_VALUE = re.compile(r"Callable|threading\.|Popen")
 
 

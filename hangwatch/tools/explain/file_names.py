@@ -11,7 +11,7 @@ from hangwatch import tables
 from hangwatch.model import RankId
 from hangwatch.model.keyed_lists import list_by_key
 
-_PATTERNS = tables.load_patterns("file_names.toml")
+_PATTERNS = tables.Patterns("file_names.toml")
 
 
 class RankInName(NamedTuple):

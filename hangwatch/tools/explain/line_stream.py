@@ -22,7 +22,7 @@ from hangwatch.tools.explain.stacks import (
 )
 from hangwatch.tools.explain.stacks.parsed_processes import Interned, ParsedProcess, StackText, check_processes
 
-_PATTERNS = tables.load_patterns("stack_lines.toml")
+_PATTERNS = tables.Patterns("stack_lines.toml")
 
 _TEXTS: tuple[ModuleType, ...] = (
     *(faulthandler_text, pystack_text, gdb_text, profiling_text),

@@ -14,7 +14,7 @@ from hangwatch.formats import process_title
 from hangwatch.model import Frame, RankId
 from hangwatch.tools.explain.stacks.parsed_processes import ParsedProcess
 
-_PATTERNS = tables.load_patterns("process_roles.toml")
+_PATTERNS = tables.Patterns("process_roles.toml")
 
 LOCAL_RANK = re.compile(r"--local[_-]rank[= ](\d{1,7})\b")
 _FOREIGN = frozenset({"NotPython", "NoInterpreter", "PermissionDenied", "ProcessGone"})

@@ -11,7 +11,7 @@ from hangwatch.formats.gdb_frames import FRAME, THREAD, WHERE, find_name
 from hangwatch.limits import MOST_DUMPED_FRAMES
 from hangwatch.tools.explain.stacks.parsed_processes import Interned, ParsedThread, Place, StackText
 
-_PATTERNS = tables.load_patterns("stack_lines.toml")
+_PATTERNS = tables.Patterns("stack_lines.toml")
 
 _C_LIBRARIES = ("libc.so", "libpthread", "libstdc++.so")
 LONE = "bt"  # instead of the number of a thread, which is that of a process of its own

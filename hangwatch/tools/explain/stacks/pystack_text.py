@@ -10,7 +10,7 @@ pthreads.
 from hangwatch import tables
 from hangwatch.tools.explain.stacks.parsed_processes import ParsedThread, Place, StackText, is_outermost
 
-_PATTERNS = tables.load_patterns("stack_lines.toml")
+_PATTERNS = tables.Patterns("stack_lines.toml")
 
 
 def begins(line: str) -> bool:

@@ -1,6 +1,7 @@
 """Search for members of a process group that enqueued different operations, or the same ones in another order. Pure."""
 
 import itertools
+import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeAlias
@@ -23,14 +24,17 @@ _Form: TypeAlias = tuple[str, tuple[str, ...], tuple[tuple[int, ...], ...]]
 def find_other_operation(group: ProcessGroup) -> Sides:
     """Return the different operations that members enqueued under the same number while a rank waits in it.
 
-    () if they agree. The names of the operations are compared first, then their data types, then their sizes.
+    () if they agree. The names of the operations are compared first, then their data types, then the numbers of
+    elements of their tensors: the library does not see shapes.
     """
     enqueued = _find_enqueued(group) if group.waits and len(group.generations) == 1 else {}
     for number in sorted(enqueued):
         alike: dict[_Form, list[int]] = defaultdict(list)
         is_balanced = _is_balanced(enqueued[number].values(), len(group.members))
+        shapes: dict[tuple[int, ...], tuple[tuple[int, ...], ...]] = {}  # one for each number of elements
         for rank, operation in enqueued[number].items():
-            sizes = () if operation.operation == _EXCHANGE and is_balanced else operation.sizes
+            shape = shapes.setdefault(tuple(map(math.prod, operation.sizes)), operation.sizes)
+            sizes = () if operation.operation == _EXCHANGE and is_balanced else shape
             alike[operation.operation, operation.dtypes, sizes].append(rank)
         for key_of, say in _COMPARED if len(alike) > 1 else ():
             keys = ((key_of(*form), ranks) for form, ranks in alike.items())

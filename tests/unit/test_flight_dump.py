@@ -620,6 +620,7 @@ SIZES: list[tuple[str, list[Any], list[Any], bool, bool]] = [
     ("all_to_all", [[5]], [[5]], False, False),
     ("all_to_all", [[2], [2]], SAME, False, True),  # torch counts the first tensor only
     ("barrier", NONE, NONE, False, False),
+    ("all_reduce", [[2, 2]], [[2, 2]], False, True),  # NCCL sees the number of elements only
 ]
 
 

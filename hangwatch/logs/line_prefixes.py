@@ -109,7 +109,7 @@ def are_labelled(head: Sequence[str]) -> bool:
     """True if the lines begin with a label: `N: ` (srun --label), `[N] ` (mpiexec -l) or `host: ` (pdsh, clush).
 
     In a stack dump, a label precedes a line such as "Process 4711:". In a log, at least 90 % of the lines must begin
-    with `N: ` or `[N] `, and each number must occur twice on average.
+    with a number (`N: `, `rank N `) or a pod (stern), and each label must occur twice on average.
     """
     if any(found and found.group(1) not in {"Process", "Error"} for found in map(_PATTERNS["labelled"].match, head)):
         return True
@@ -178,25 +178,22 @@ def split(line: str, file_id: RankId, *, labelled: bool) -> tuple[RankId, bool, 
 
 def _split_start(line: str, file_id: RankId, *, labelled: bool) -> tuple[RankId, bool, str]:
     """Split a line at a prefix that begins it, see `split`."""
-    if line.startswith("("):
-        if match := _PATTERNS["actor"].match(line):
-            return _split_actor(match, line, file_id)
-        match = _PATTERNS["skypilot"].match(line)
-        return (replace(file_id, node=match.group(1)), True, line[match.end() :]) if match else (file_id, True, line)
     if not file_id.is_numbered and (match := _PATTERNS["nccl"].match(line)):
         return replace(file_id, node=match.group(1), pid=int(match.group(2))), True, line
     match = _PATTERNS["label"].match(line) if labelled else None
-    if match and match.group(3) not in {"Process", "Error", "Reason", "srun", "slurmstepd"}:
+    if match and match["host"] not in {"Process", "Error", "Reason", "srun", "slurmstepd"}:
         label, rest = match.group(match.lastindex or 0), line[match.end() :]
         if label.isascii() and label.isdigit() and len(label) < 8:
-            return RankId(rank=int(label)), False, rest
+            return RankId(rank=int(label)), match["rank"] is not None, rest
         return RankId(node=label), False, rest
+    if line.startswith("(") and (match := _PATTERNS["actor"].match(line)):
+        return _split_actor(match, line, file_id)
     if line.startswith("["):
         return _split_bracket(line, file_id)
     if "rank" in line and (match := _PATTERNS["grep"].match(line)):
         return RankId(rank=int(match.group(1))), True, line[match.end() :]
-    if match := _PATTERNS["compose"].match(line):
-        return replace(file_id, node=match.group(1)), True, line[match.end() :]
+    if match := _PATTERNS["node"].match(line):
+        return replace(file_id, node=match.group(match.lastindex or 0)), True, line[match.end() :]
     return file_id, True, line
 
 

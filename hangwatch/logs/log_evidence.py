@@ -4,40 +4,24 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from hangwatch import words
-from hangwatch.formats.log_times import Moment, common_clock, seconds_until, time_on
+from hangwatch.formats.log_times import Moment, common_clock, seconds_until
 from hangwatch.logs import enqueued_work, log_ends, nccl_lines, work_lines
-from hangwatch.logs.failures import Failure, is_unanswered, without_numbers
+from hangwatch.logs.failure_order import FailureKind, find_first_failure, group_failures
+from hangwatch.logs.failures import Failure
 from hangwatch.logs.log_ends import SHOWN, TIMES_AS_MANY, End
 from hangwatch.logs.merged_logs import RankLog
 from hangwatch.logs.nccl_lines import Trouble
 from hangwatch.logs.rank_reports import RankWork, WorkFinding
 from hangwatch.model import CheckFirst, Evidence, RankId, Supplement
-from hangwatch.model.keyed_lists import list_by_key
 from hangwatch.tables import nccl_messages
 
 _TEXT_CHARACTERS = 160
 _UNRANKED_SHOWN = 8
-_AT_ONCE_SECONDS = 10.0  # a launcher looks every 5 s whether a process has ended
 _LAUNCHER_SIGNAL = "launcher_signal"  # nccl_messages.toml
 _SIGNALS = {"2": "2 (SIGINT, Ctrl-C)", "15": "15 (SIGTERM)", "1": "1 (SIGHUP, the terminal was closed)"}
 _OF_LIVE_JOB = "Take stacks: `hangwatch dump`, or py-spy on each live rank"
 _OF_DEAD_JOB = "Ranks have failed: read all logs, core files, and torch's recorder dumps (comm_lib_trace_rank_*)"
 _NOT_FLUSHED = "without PYTHONUNBUFFERED=1, the last output may still be in a buffer of the process"
-
-
-class _Kind(NamedTuple):
-    """The logs of the ranks that have the same kind of failure. The rank that failed first is first.
-
-    `failure` is the failure of that rank. `order` is the reason why it is the first of several kinds, else "".
-    """
-
-    failure: Failure
-    logs: tuple[RankLog, ...]
-    order: str = ""
-
-    @property
-    def ids(self) -> tuple[RankId, ...]:
-        return tuple(log.id for log in self.logs)
 
 
 def supplement(
@@ -51,7 +35,7 @@ def supplement(
     The rank that fails first is checked first, never named. If no rank fails first, the rank that has not joined a
     collective, by the sequence numbers in `works`, is checked first. `unranked` logs are only evidence.
     """
-    kinds, ends = _group_failures(logs), log_ends.fold(logs)
+    kinds, ends = group_failures(logs), log_ends.fold(logs)
     ranks = [log.id.rank for log in logs if log.id.rank is not None]
     numbers = enqueued_work.compare(works, world_size, ranks)
     hint = _find_hint(logs, kinds, ends, numbers) or _find_signal([*unranked, *logs])
@@ -70,7 +54,7 @@ def supplement(
     return Supplement(
         evidence=(
             *_evidence(logs, kinds, ends),
-            *(_make_evidence("log_numbers", finding.text, finding.ranks) for finding in numbers),
+            *(Evidence(kind="log_numbers", message=finding.text, ranks=finding.ranks) for finding in numbers),
             *_describe_unranked_logs(unranked),
         ),
         headline=f"{words.sentence(text)}{caveat}. Logs alone cannot name a rank. {advice}",
@@ -90,7 +74,7 @@ def supplement_of_live_job(logs: Sequence[RankLog], ranks_here: int) -> Suppleme
     A rank that alone fails or reports a problem is checked first, if at least half of the ranks have a log. The
     sentence quotes no line of a log, because metrics and pages show it.
     """
-    kinds = _group_failures(logs)
+    kinds = group_failures(logs)
     ranks = tuple(_find_first_error(kinds, logs)) if len(logs) * 2 >= max(ranks_here, 3) else ()
     are = "are" if len(ranks) > 1 else "is"
     sentence = f"By the logs {words.name_ranks(ranks)} {are} the first with an error (see the evidence)."
@@ -102,12 +86,12 @@ def supplement_of_live_job(logs: Sequence[RankLog], ranks_here: int) -> Suppleme
     )
 
 
-def _find_first_error(kinds: Sequence[_Kind], logs: Sequence[RankLog]) -> Iterator[CheckFirst]:
+def _find_first_error(kinds: Sequence[FailureKind], logs: Sequence[RankLog]) -> Iterator[CheckFirst]:
     """Yield the ranks that failed first. If none did, yield the only rank with a line of NCCL about a problem.
 
     There must be at least three times as many other ranks.
     """
-    first = _find_first_failure(kinds, logs)
+    first = find_first_failure(kinds, logs)
     if first is not None:
         if len(first.ids) * (TIMES_AS_MANY + 1) <= len(logs) or len(first.ids) == 1:
             why = f"its log shows the first failure: {_describe_failure(first.failure)}"
@@ -141,14 +125,14 @@ def _hint_at_trouble(trouble: Trouble) -> _Hint:
 
 
 def _find_hint(
-    logs: Sequence[RankLog], kinds: Sequence[_Kind], ends: Sequence[End], numbers: Sequence[WorkFinding]
+    logs: Sequence[RankLog], kinds: Sequence[FailureKind], ends: Sequence[End], numbers: Sequence[WorkFinding]
 ) -> _Hint | None:
     """Return the strongest hint on a rank to check first; None if there is none.
 
     Hints by strength: the first failure, sequence numbers, a rank that all others complain of, the end of a log. A
     failure of ranks that have joined a collective is not the reason why another rank has not joined it.
     """
-    first = _find_first_failure(kinds, logs)
+    first = find_first_failure(kinds, logs)
     pointing = next((finding for finding in numbers if finding.behind), None)
     if first is not None and not (
         pointing
@@ -183,7 +167,7 @@ def _find_hint(
     return _Hint(text, behind.ids, why, settle, is_sure=False)
 
 
-def _find_silent(logs: Sequence[RankLog], kinds: Sequence[_Kind]) -> _Hint | None:
+def _find_silent(logs: Sequence[RankLog], kinds: Sequence[FailureKind]) -> _Hint | None:
     """Return a hint on the few ranks without a failure, if all other ranks report failures of others; else None.
 
     The hint is sure if the logs of these ranks continue until after such a report. If they end before, these ranks
@@ -217,7 +201,7 @@ def _find_signal(logs: Sequence[RankLog]) -> _Hint | None:
 
 def _describe_without_hint(
     logs: Sequence[RankLog],
-    kinds: Sequence[_Kind],
+    kinds: Sequence[FailureKind],
     ends: Sequence[End],
     unranked: Sequence[RankLog],
     numbers: Sequence[WorkFinding],
@@ -253,71 +237,7 @@ def _own_or_first(failures: Sequence[Failure]) -> Failure:
 # --- the first failure -----------------------------------------------------------------------------------------------
 
 
-def _group_failures(logs: Sequence[RankLog]) -> list[_Kind]:
-    """Return the first failure of each rank, grouped by its text without numbers.
-
-    Failures that do not blame other ranks come first.
-    """
-    first_failures = ((log.failures[0], log) for log in logs if log.failures)
-    by_text = list_by_key(
-        ((without_numbers(failure.text), failure.of_others), (failure, log)) for failure, log in first_failures
-    )
-    kinds = []
-    for alike in by_text.values():
-        clock = common_clock([failure.moment for failure, _ in alike])
-        alike.sort(key=lambda entry: (*time_on(entry[0].moment, clock), entry[1].id.sort_key()))
-        kinds.append(_Kind(alike[0][0], tuple(log for _, log in alike)))
-    clock = common_clock([kind.failure.moment for kind in kinds])
-    return sorted(
-        kinds,
-        key=lambda kind: (kind.failure.of_others, time_on(kind.failure.moment, clock), kind.failure.text),
-    )
-
-
-def _find_first_failure(kinds: Sequence[_Kind], logs: Sequence[RankLog]) -> _Kind | None:
-    """Return the first kind of failure that does not blame other ranks.
-
-    None if there is none, or if the order is unknown. A rank that fails alike, but later, follows the first one. A
-    lost connection or a wait follows another failure, unless its time is long before that.
-    """
-    own_failures = [
-        kind._replace(
-            logs=tuple(
-                log
-                for log in kind.logs
-                if seconds_until(kind.failure.moment, log.failures[0].moment) <= _find_margin(kind, log)
-            )
-        )
-        for kind in kinds
-        if not kind.failure.of_others
-    ]
-    clear = [kind.failure.moment for kind in own_failures if not is_unanswered(kind.failure.text)]
-    own_failures = [
-        kind
-        for kind in own_failures
-        if not clear
-        or not is_unanswered(kind.failure.text)
-        or all(seconds_until(kind.failure.moment, moment) > _AT_ONCE_SECONDS for moment in clear)
-    ]
-    if len(own_failures) <= 1:
-        return own_failures[0] if own_failures else None
-    moments = [kind.failure.moment for kind in own_failures]
-    clock = common_clock(moments)
-    if all(moment is not None and moment.clock == clock for moment in moments):
-        earliest, second = sorted(time_on(moment, clock) for moment in moments)[:2]
-        return None if earliest == second else own_failures[0]._replace(order="by the clocks of the logs")
-    if len({log.source for log in logs}) == 1:
-        return min(own_failures, key=lambda kind: kind.failure.number)._replace(order="by the order of lines")
-    return None
-
-
-def _find_margin(kind: _Kind, log: RankLog) -> float:
-    """Return the seconds within which failures are alike: 0 if one launcher saw both processes end."""
-    is_of_one_launcher = kind.failure.rank and log.failures[0].rank and kind.logs[0].source == log.source
-    return 0.0 if is_of_one_launcher else _AT_ONCE_SECONDS
-
-
-def _describe_first_failure(first: _Kind) -> str:
+def _describe_first_failure(first: FailureKind) -> str:
     """Return a clause on the first failure: `first to fail: rank 7 at 2026-...: ValueError: ...`."""
     failure, ids = first.failure, first.ids
     several = f", {words.count(len(ids))} alike," if len(ids) > 1 else ""
@@ -333,23 +253,27 @@ def _describe_failure(failure: Failure) -> str:
 # --- evidence --------------------------------------------------------------------------------------------------------
 
 
-def _evidence(logs: Sequence[RankLog], kinds: Sequence[_Kind], ends: Sequence[End]) -> Iterator[Evidence]:
+def _evidence(logs: Sequence[RankLog], kinds: Sequence[FailureKind], ends: Sequence[End]) -> Iterator[Evidence]:
     for kind in kinds[:SHOWN]:
         blames = ", which blames other ranks" if kind.failure.of_others else ""
         first = f", {words.name_ranks(kind.ids[:1])} first" if len(kind.ids) > 1 else ""
         text = f"{words.name_ranks(kind.ids)}{first}{_describe_time(kind.failure.moment)}"
-        yield _make_evidence("log_failure", f"{text}: {_describe_failure(kind.failure)}{blames}", kind.ids)
+        yield Evidence(kind="log_failure", message=f"{text}: {_describe_failure(kind.failure)}{blames}", ranks=kind.ids)
     if len(kinds) > SHOWN:
         rest = [rank for kind in kinds[SHOWN:] for rank in kind.ids]
-        yield _make_evidence("log_failure", f"{words.count(len(kinds) - SHOWN, 'other failure')}", rest)
+        yield Evidence(
+            kind="log_failure", message=f"{words.count(len(kinds) - SHOWN, 'other failure')}", ranks=tuple(rest)
+        )
     blamed = [log.id for log in logs if not log.failures]
     few = 0 < TIMES_AS_MANY * len(blamed) <= len(logs) - len(blamed)
     if few and all(kind.failure.of_others for kind in kinds):
-        yield _make_evidence(
-            "log_failure", f"no failure of {words.name_ranks(blamed)}; all others blame other ranks", blamed
+        yield Evidence(
+            kind="log_failure",
+            message=f"no failure of {words.name_ranks(blamed)}; all others blame other ranks",
+            ranks=tuple(blamed),
         )
     if ends:
-        yield _make_evidence("log_end", log_ends.describe_ends(ends), ())
+        yield Evidence(kind="log_end", message=log_ends.describe_ends(ends))
     yield from _find_first_stopped(logs)
     yield from nccl_lines.describe_lines(logs)
 
@@ -362,14 +286,14 @@ def _describe_unranked_logs(logs: Sequence[RankLog]) -> Iterator[Evidence]:
         if log.failures:
             failure = _own_or_first(log.failures)
             text = f"{where}, line {failure.number}{_describe_time(failure.moment)}: {_describe_failure(failure)}"
-            yield _make_evidence("log_failure", f"{text} (rank not known)", ())
+            yield Evidence(kind="log_failure", message=f"{text} (rank not known)")
         for name, message in log.messages.items():
             if (row := rows[name]).about != "setup":
                 meaning = f"{row.meaning} ({nccl_lines.quote(message)}); {row.remedy}"
-                yield _make_evidence("nccl_message", f"{where}, line {message.number}: {meaning}", ())
+                yield Evidence(kind="nccl_message", message=f"{where}, line {message.number}: {meaning}")
     if len(logs) > _UNRANKED_SHOWN:
-        yield _make_evidence(
-            "log_failure", f"{words.count(len(logs) - _UNRANKED_SHOWN, 'other log')} of unknown ranks", ()
+        yield Evidence(
+            kind="log_failure", message=f"{words.count(len(logs) - _UNRANKED_SHOWN, 'other log')} of unknown ranks"
         )
 
 
@@ -389,11 +313,7 @@ def _find_first_stopped(logs: Sequence[RankLog]) -> Iterator[Evidence]:
     (first, log), (middle, _), (last, _) = timed[0], timed[len(timed) // 2], timed[-1]
     if middle.seconds - first.seconds > last.seconds - middle.seconds and timed[1][0].seconds > first.seconds:
         text = f"stopped first: {words.name_ranks([log.id])}{_describe_time(first)}, the last rank at {last.text}"
-        yield _make_evidence("log_end", text, [log.id])
-
-
-def _make_evidence(kind: str, message: str, ranks: Sequence[RankId]) -> Evidence:
-    return Evidence(kind=kind, message=message, ranks=tuple(ranks))
+        yield Evidence(kind="log_end", message=text, ranks=(log.id,))
 
 
 def _describe_time(moment: Moment | None) -> str:

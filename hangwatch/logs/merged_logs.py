@@ -40,7 +40,7 @@ class _Part(NamedTuple):
 def join(
     parts: Iterable[tuple[str, RankId, Log]], launcher_failures: Iterable[tuple[str, Failure]] = ()
 ) -> tuple[RankLog, ...]:
-    """Return one log for each rank. Logs of unknown ranks are left out.
+    """Return one log for each rank, and one for all parts of unknown ranks.
 
     A rank is known by its global rank, by local rank and node, or by pid and node. A global rank that torch wrote
     before a line, or a launcher in its report, applies to all logs of that process. A failure in `launcher_failures`
@@ -53,7 +53,7 @@ def join(
     ]
     global_ranks = _find_global_ranks([*(part.id for part in all_parts), *(rank for *_, rank in reports)])
     named = (part._replace(id=_add_global_rank(part.id, global_ranks)) for part in all_parts)
-    by_rank = list_by_key((_make_key(part.id), part) for part in named if is_of_process(part.id))
+    by_rank = list_by_key((_make_key(part.id), part) for part in named)
     logs = {key: _leave_out_survived(_merge_parts(rank_parts)) for key, rank_parts in by_rank.items()}
     is_timed_out = any("timeout" in failure.text for log in logs.values() for failure in log.failures)
     for source, failure, process in reports:
@@ -105,11 +105,6 @@ def _make_key(rank: RankId) -> tuple[object, ...]:
     if rank.rank is not None:
         return (rank.rank,)
     return (rank.node, rank.local_rank) if rank.local_rank is not None else (rank.node, None, rank.pid)
-
-
-def read_unranked(source: str, rank: RankId, log: Log) -> RankLog:
-    """Return the log of an unknown rank."""
-    return _merge_parts([_Part(source, rank, log)])
 
 
 def _merge_parts(parts: list[_Part]) -> RankLog:

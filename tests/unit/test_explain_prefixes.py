@@ -46,6 +46,7 @@ PREFIXES: dict[str, Callable[[str], str]] = {
     "json of several lines": lambda line: f'    "message": {json.dumps(line)},',
     "loki": before('2026-11-20T14:02:11Z {app="train", pod="t-0"} '),
     "compose": before("trainer-1  | "),
+    "stern": before("trainer-1 pytorch "),
     "coloured compose": before(f"{CYAN}trainer-1  | {PLAIN}"),
     "syslog": before("Sep 18 19:29:24 gpu-07 train[4711]: "),
     "cri": before("2026-09-18T19:29:24.123456789+02:00 stderr F "),

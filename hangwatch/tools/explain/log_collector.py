@@ -64,9 +64,10 @@ class LogCollector:
         tells = not streams or any(source.reader.processes for source in streams)  # an error.json has no streams
         self._forget_earlier_attempts(name, [source.reader.log for source in streams])
         self._ranks_in[name] = {source.id.rank for source in streams if source.id.rank is not None}
+        are_pods = len(streams) > 1 and not any(map(merged_logs.is_of_process, (source.id for source in streams)))
         for source in streams:
             reader, rank = source.reader, source.id
-            is_of_rank = merged_logs.is_of_process(rank)
+            is_of_rank = merged_logs.is_of_process(rank) or (are_pods and rank.node is not None)
             is_kernels = reader.log.is_kernels and not reader.processes and not is_of_rank
             writer = "" if is_kernels else words.name_ranks([rank]) if is_of_rank else words.printable(name)
             self._is_kernel_cut |= reader.log.is_kernel_cut
@@ -138,7 +139,7 @@ class LogCollector:
 
     def _keep_unranked(self, name: str, rank: RankId, log: rank_log.Log) -> None:
         if len(self.unranked) < _MOST_UNRANKED:
-            self.unranked.append(merged_logs.read_unranked(name, rank, log))
+            self.unranked += merged_logs.join([(name, rank, log)])
 
     def _name_processes(self, dumped: Collection[RankId]) -> None:
         """Assign the log of each process to its rank. The logs of processes that are not ranks become `unranked`."""

@@ -30,7 +30,7 @@ def drop_low_baselines(watch: JobWatch, settings: Detector) -> JobWatch:
 
 def recover(watch: JobWatch, message: str, now: float) -> Change:
     """Return the watch in state `recovered`, because the job works again. `learn_pause` stores the pause at its end."""
-    back_since = None if watch.open_incident is None else watch.open_incident.back_since
+    back_since = watch.incident.back_since
     is_back = back_since is not None or watch.gap is not None  # counters measure the pause by themselves
     ended = end_pause(watch, back_since if is_back else now)
     watch, actions = enter_state(watch, JobState.RECOVERED, message, now)
@@ -39,8 +39,7 @@ def recover(watch: JobWatch, message: str, now: float) -> Change:
 
 def recover_when_back(watch: JobWatch, message: str, now: float, settings: Detector) -> Change:
     """Note that an open job works again. After `recover_seconds` it is recovered."""
-    earlier = None if watch.open_incident is None else watch.open_incident.back_since
-    back_since = now if earlier is None else earlier
+    back_since = now if watch.incident.back_since is None else watch.incident.back_since
     watch = with_open_incident(watch, back_since=back_since)
     return recover(watch, message, now) if now - back_since >= settings.recover_seconds else (watch, ())
 

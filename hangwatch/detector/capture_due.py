@@ -98,7 +98,7 @@ def light_capture_at_start(watch: JobWatch, start: Starting, now: float, setting
 
 def capture_when_due(watch: JobWatch, now: float) -> Change:
     """Request the next capture of an open incident if it is due."""
-    wanted_at = None if watch.open_incident is None else watch.open_incident.capture_wanted_at
+    wanted_at = watch.incident.capture_wanted_at
     if not watch.capture_record.capturing and wanted_at is not None and now >= wanted_at:
         watch = with_open_incident(with_capture_record(watch, capturing=True), capture_wanted_at=None)
         return watch, (TakeCapture(job_key=watch.identity.name.job_key, reason=f"still {watch.state.value}"),)
@@ -114,12 +114,11 @@ def capture_before_timeout(watch: JobWatch, now: float, capture_seconds: float) 
     """
     may_end = watch.state in (JobState.HUNG, JobState.STALLED, JobState.WAITS_ELSEWHERE) and watch.has_worked
     time_out, looks = watch.timeout.seconds, watch.capture_record
-    is_taken = watch.suspicion is not None and watch.suspicion.timeout_capture_at is not None
-    if not may_end or time_out is None or is_taken or looks.capturing:
+    if not may_end or time_out is None or watch.findings.timeout_capture_at is not None or looks.capturing:
         return watch, ()
     remaining_seconds = time_out - quiet_seconds(watch, now)
     is_fresh = looks.captured_at is not None and now - looks.captured_at < LAST_LOOK_SECONDS
-    is_back = watch.open_incident is not None and watch.open_incident.back_since is not None
+    is_back = watch.incident.back_since is not None
     if is_fresh or is_back or not capture_seconds < remaining_seconds <= capture_seconds + LAST_LOOK_SECONDS:
         return watch, ()
     source = "by its environment" if watch.timeout.recorded_seconds is None else "as its ranks recorded"

@@ -34,7 +34,7 @@ def is_down(voters: list[GpuPower], settings: Detector) -> bool:
 
 def is_still_down(watch: JobWatch, settings: Detector) -> bool:
     """True if the low power that caused a light capture has lasted until the end of this capture."""
-    voters = [gpu for gpu in watch.power.gpus.values() if gpu.recent]
+    voters = watch.voters
     return not watch.power.was_busy or has_fallen(voters, settings) or is_down(voters, settings)
 
 
@@ -43,7 +43,7 @@ def is_back(watch: JobWatch, voters: list[GpuPower], settings: Detector) -> bool
 
     If the job was never at work or has no threshold, its power must reach a level that only work draws.
     """
-    if (watch.power.was_busy or (watch.suspicion is not None and watch.suspicion.fell)) and any(
+    if (watch.power.was_busy or watch.findings.fell) and any(
         power_level.low_power_threshold_watts(gpu, settings) is not None for gpu in voters
     ):
         low = sum(power_level.is_quiet(gpu, settings) or power_level.is_low(gpu, settings) for gpu in voters)

@@ -116,6 +116,21 @@ class JobWatch(Value, frozen=True):
     open_incident: OpenIncident | None = None
 
     @property
+    def findings(self) -> Suspicion:
+        """The part `suspicion`, without any findings if the job is not suspected."""
+        return self.suspicion or Suspicion()
+
+    @property
+    def incident(self) -> OpenIncident:
+        """The part `open_incident`, without any times if no incident is open."""
+        return self.open_incident or OpenIncident()
+
+    @property
+    def voters(self) -> list[GpuPower]:
+        """The GPUs with a reading, which decide together."""
+        return [gpu for gpu in self.power.gpus.values() if gpu.recent]
+
+    @property
     def is_open(self) -> bool:
         """True if an incident of this job is open."""
         return self.state in OPEN_STATES
@@ -143,7 +158,7 @@ class JobWatch(Value, frozen=True):
     @property
     def gap(self) -> GapSuspicion | None:
         """The gap between collectives because of which the job is suspected; None if its power decides."""
-        return None if self.suspicion is None else self.suspicion.gap
+        return self.findings.gap
 
     @property
     def quiet_since(self) -> float | None:
@@ -163,12 +178,12 @@ def with_capture_record(watch: JobWatch, **changes: Any) -> JobWatch:
 
 def with_suspicion(watch: JobWatch, **changes: Any) -> JobWatch:
     """Return the watch with these fields of its part `suspicion` changed. If that part is None, it is created first."""
-    return replace(watch, suspicion=replace(watch.suspicion or Suspicion(), **changes))
+    return replace(watch, suspicion=replace(watch.findings, **changes))
 
 
 def with_open_incident(watch: JobWatch, **changes: Any) -> JobWatch:
     """Return the watch with these fields of its part `open_incident` changed. If it is None, it is created first."""
-    return replace(watch, open_incident=replace(watch.open_incident or OpenIncident(), **changes))
+    return replace(watch, open_incident=replace(watch.incident, **changes))
 
 
 def begin_watch(job: Job, now: float, started: float | None = None, earlier: JobWatch | None = None) -> JobWatch:
@@ -294,18 +309,16 @@ def should_page(watch: JobWatch, now: float, settings: Detector) -> bool:
     """
     if watch.gap is not None and watch.gap.pages_at_once and watch.is_open:
         return True
-    if watch.gap is not None and watch.open_incident is not None and watch.open_incident.back_since is not None:
-        now = watch.open_incident.back_since  # its ranks enqueue collectives again: no page begins now
+    if watch.gap is not None and watch.incident.back_since is not None:
+        now = watch.incident.back_since  # its ranks enqueue collectives again: no page begins now
     if watch.state is JobState.HUNG:
-        is_confirmed = watch.suspicion is not None and watch.suspicion.frozen_captures >= settings.confirming_captures
+        is_confirmed = watch.suspicion is not None and watch.findings.frozen_captures >= settings.confirming_captures
         least_seconds = 0.0 if watch.gap is None else settings.hold_seconds
         return is_confirmed and quiet_seconds(watch, now) >= max(
             least_seconds, pause_hold_seconds(watch, now, settings)
         )
-    stalled_since = None if watch.open_incident is None else watch.open_incident.stalled_since
-    if watch.state not in STALLED_STATES or stalled_since is None:
-        return False
-    if watch.suspicion is None or not watch.suspicion.saw_stacks:
+    stalled_since = watch.incident.stalled_since
+    if watch.state not in STALLED_STATES or stalled_since is None or not watch.findings.saw_stacks:
         return False
     if watch.state in RESTING_STATES and not watch.identity.has_ranks_on_other_nodes:
         return False
@@ -322,8 +335,7 @@ def _waits_for_nodes_at_start(watch: JobWatch) -> bool:
     """
     if not watch.identity.has_ranks:
         return True
-    is_in_rendezvous = watch.suspicion is not None and watch.suspicion.is_in_rendezvous
-    return is_in_rendezvous and watch.state is JobState.WAITS_ELSEWHERE and not watch.power.was_busy
+    return watch.findings.is_in_rendezvous and watch.state is JobState.WAITS_ELSEWHERE and not watch.power.was_busy
 
 
 def _ends_itself_soon(watch: JobWatch, now: float) -> bool:
@@ -346,8 +358,7 @@ def pause_hold_seconds(watch: JobWatch, now: float, settings: Detector) -> float
 
 def longest_pause_seconds(watch: JobWatch, now: float) -> float | None:
     """Return the longest known pause in seconds at the present places of the job; None if there is none."""
-    places = frozenset[str]() if watch.suspicion is None else watch.suspicion.places
-    return known_pauses.longest_seconds(watch.pauses, places, now)
+    return known_pauses.longest_seconds(watch.pauses, watch.findings.places, now)
 
 
 def first_stalled_at(watch: JobWatch, now: float) -> float:

@@ -58,7 +58,7 @@ def apply_capture(watch: JobWatch, seen: MotionCount, now: float, settings: Dete
         message = f"{seen.moving} of {seen.total} ranks progress: the present power of the job is work"
         return _learn_work(watch, message, now, settings)
     watch = _with_movers(watch, seen)
-    moved = frozenset[RankId]() if watch.suspicion is None else watch.suspicion.moved_ranks
+    moved = watch.findings.moved_ranks
     if len(moved) * 2 > seen.total:
         message = f"{len(moved)} of {seen.total} ranks have progressed since then: the present power of the job is work"
         return _learn_work(watch, message, now, settings)
@@ -76,9 +76,8 @@ def _capture_after_waking(watch: JobWatch, now: float, settings: Detector) -> Jo
 
     If the next capture is planned for an earlier time, that plan stays.
     """
-    known = {} if watch.suspicion is None else watch.suspicion.sleepers
-    woken_at = sleepers.next_capture_at(known, now, settings.stalled_hold_seconds)
-    planned_at = None if watch.open_incident is None else watch.open_incident.capture_wanted_at
+    woken_at = sleepers.next_capture_at(watch.findings.sleepers, now, settings.stalled_hold_seconds)
+    planned_at = watch.incident.capture_wanted_at
     if woken_at is None or planned_at is None or planned_at <= woken_at:
         return watch
     return with_open_incident(watch, capture_wanted_at=woken_at)
@@ -89,8 +88,7 @@ def _judge(watch: JobWatch, seen: MotionCount, now: float, settings: Detector) -
 
     The job is not at rest, and at most half of its ranks progress.
     """
-    before = 0 if watch.suspicion is None else watch.suspicion.frozen_captures
-    frozen_captures = before + 1 if seen.frozen == seen.total > 0 else 0
+    frozen_captures = watch.findings.frozen_captures + 1 if seen.frozen == seen.total > 0 else 0
     watch = with_suspicion(watch, frozen_captures=frozen_captures, is_in_rendezvous=seen.is_in_rendezvous)
     watch = _with_places(watch, seen.places)
     if watch.state is JobState.HUNG and watch.gap is not None and watch.gap.permanent & seen.permanent:
@@ -131,20 +129,17 @@ def _with_movers(watch: JobWatch, seen: MotionCount) -> JobWatch:
     """
     if watch.power.was_busy or watch.state is JobState.HUNG:
         return watch
-    before = frozenset[RankId]() if watch.suspicion is None else watch.suspicion.moved_ranks
-    return with_suspicion(watch, moved_ranks=before | (seen.movers - seen.stays.keys()))
+    return with_suspicion(watch, moved_ranks=watch.findings.moved_ranks | (seen.movers - seen.stays.keys()))
 
 
 def _with_places(watch: JobWatch, places: frozenset[str]) -> JobWatch:
     """Return the watch with the places that one more capture found added to its suspicion."""
-    before = frozenset[str]() if watch.suspicion is None else watch.suspicion.places
-    return with_suspicion(watch, places=known_pauses.add_places(before, places))
+    return with_suspicion(watch, places=known_pauses.add_places(watch.findings.places, places))
 
 
 def _learn_work(watch: JobWatch, message: str, now: float, settings: Detector) -> Change:
     """Learn that the present power is not a sign of a hang. End the suspicion. A later light capture verifies it."""
-    voters = [gpu for gpu in watch.power.gpus.values() if gpu.recent]
-    if watch.gap is None or (voters and is_quiet(voters, settings)):
+    if watch.gap is None or (watch.voters and is_quiet(watch.voters, settings)):
         watch = with_learned_baseline(watch, now, settings)
     if watch.is_open:
         return recover(watch, message, now)

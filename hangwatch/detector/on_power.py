@@ -72,7 +72,7 @@ def apply_sample(
         if watch.state is JobState.SUSPECTED:
             return give_up_lost_capture(watch, watch.since, now, settings)
         return capture_when_due(watch, now) if watch.is_open else (watch, ())
-    voters = [gpu for gpu in watch.power.gpus.values() if gpu.recent]
+    voters = watch.voters
     if voters:
         watch = with_power(watch, read_at=now)
     if watch.gap is not None:

@@ -164,8 +164,7 @@ def apply_gap_capture(watch: JobWatch, seen: MotionCount, now: float, settings: 
 
 def proves_nothing(watch: JobWatch, seen: MotionCount, settings: Detector) -> bool:
     """True if a job may work without collectives: most ranks progress, or none waits while the power is not low."""
-    voters = [gpu for gpu in watch.power.gpus.values() if gpu.recent]
-    return seen.is_well or (not seen.waiting and not (voters and is_quiet(voters, settings)))
+    return seen.is_well or (not seen.waiting and not (watch.voters and is_quiet(watch.voters, settings)))
 
 
 def _expect_progress(watch: JobWatch, now: float) -> JobWatch:
@@ -204,7 +203,7 @@ def apply_confirming_capture(
 ) -> Change:
     """Change the state of a suspected job by a capture before the hold: hung if it confirms the first one."""
     confirmed = gap.permanent & seen.permanent
-    places = known_pauses.add_places(watch.suspicion.places if watch.suspicion else frozenset(), seen.places)
+    places = known_pauses.add_places(watch.findings.places, seen.places)
     gap = replace(gap, permanent=seen.permanent, asked_at=now - seen.seconds, pages_at_once=bool(confirmed))
     watch = with_suspicion(watch, gap=gap, places=places, frozen_captures=settings.confirming_captures)
     if not confirmed:

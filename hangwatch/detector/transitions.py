@@ -68,8 +68,7 @@ def confirm_state(watch: JobWatch, state: JobState, message: str, now: float, se
     if watch.state is state:
         return plan_next_capture(replace(watch, message=message), now, settings), ()
     # A hung job that becomes stalled keeps its start time: its page must not come and go.
-    before = watch.open_incident.stalled_since if watch.open_incident is not None else None
-    kept = watch.since if watch.state is JobState.HUNG else before
+    kept = watch.since if watch.state is JobState.HUNG else watch.incident.stalled_since
     stalled_since = job_watch.first_stalled_at(watch, now) if kept is None else kept
     begun = OpenIncident(stalled_since=stalled_since if state in STALLED_STATES else None)
     watch, actions = enter_state(replace(watch, open_incident=begun), state, message, now)
@@ -78,8 +77,8 @@ def confirm_state(watch: JobWatch, state: JobState, message: str, now: float, se
 
 def plan_next_capture(watch: JobWatch, now: float, settings: Detector) -> JobWatch:
     """Return the watch with the next capture planned. Each pause is twice the previous one, up to a limit."""
-    before = 0.0 if watch.open_incident is None else watch.open_incident.capture_pause_seconds
-    pause = min(max(settings.recapture_seconds, 2 * before), settings.recapture_max_seconds)
+    twice = 2 * watch.incident.capture_pause_seconds
+    pause = min(max(settings.recapture_seconds, twice), settings.recapture_max_seconds)
     return with_open_incident(watch, capture_pause_seconds=pause, capture_wanted_at=now + pause)
 
 

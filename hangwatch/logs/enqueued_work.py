@@ -85,6 +85,24 @@ def find_processes(works: Sequence[RankWork]) -> Iterator[RankId]:
                 yield RankId(node=node, pid=pid, rank=rank)
 
 
+def find_gpus(works: Sequence[RankWork]) -> dict[str, RankId]:
+    """Return the rank that uses each GPU, keyed by the digits of its PCI address up to the device.
+
+    {} unless the logs show all ranks of NCCL's largest communicator. Ranks of several nodes with a GPU at one address
+    are left out.
+    """
+    numbered = {(process.node, process.pid): process for process in find_processes(works)}
+    setups = {
+        (line.name[:-1], line.enqueued or 0, numbered.get((writer.node, writer.pid), writer))
+        for writer, _, (line, *_) in works
+        if line.kind == "setup" and line.name and writer is not None
+    }
+    if len({rank for *_, rank in setups}) < max((size for _, size, _ in setups), default=0):
+        return {}
+    users = list_by_key({(address, rank) for address, _, rank in setups})
+    return {address: ranks[0] for address, ranks in users.items() if len(ranks) == 1}
+
+
 def compare(works: Sequence[RankWork], world_size: int | None, ranks: Collection[int] = ()) -> list[WorkFinding]:
     """Compare the numbers of all ranks. Return what was found; findings with ranks to check first come first.
 

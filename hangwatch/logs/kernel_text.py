@@ -1,15 +1,16 @@
 """The kernel log, as dmesg, journalctl -k, /dev/kmsg and syslog print it, as evidence. Pure.
 
 A file is a kernel log if all its lines have that shape. In other files, the job has written such lines. Both are
-evidence and do not make a rank a suspect.
+evidence and name no rank.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 from hangwatch import tables, words
-from hangwatch.model import Evidence, RankId, Supplement
-from hangwatch.tables import kernel_lines, secret_forms
+from hangwatch.model import CheckFirst, Evidence, RankId, Supplement
+from hangwatch.tables import kernel_lines, secret_forms, xids
 
 _PATTERNS = tables.Patterns("kernel_prefixes.toml")
 MOST_KEPT = 64
@@ -59,28 +60,41 @@ def ended(line: str) -> list[tuple[str, str]]:
     return kernel_lines.find_ended(line[before.end() :] if before else line)
 
 
-def supplement(heard: Sequence[KernelLogLine], ranks: Iterable[RankId]) -> Supplement:
-    """Return the kernel's lines as evidence.
+def supplement(
+    heard: Sequence[KernelLogLine], ranks: Iterable[RankId], gpus: Mapping[str, RankId] = MappingProxyType({})
+) -> Supplement:
+    """Return the kernel's lines as evidence. If they are about only one rank, it is to be checked first.
 
-    If a line contains the pid of one of `ranks`, the rank is shown instead.
+    A line contains the pid of a rank, or the PCI address of its GPU. `gpus` are the ranks by the digits of the address.
     """
-    evidence = tuple(_evidence(heard, {str(rank.pid): rank for rank in ranks if rank.pid is not None}))
+    evidence = tuple(_evidence(heard, {str(rank.pid): rank for rank in ranks if rank.pid is not None}, gpus))
     source = "Logs report" if any(line.writer for line in heard) else "The kernel log reports"
     headline = f"{source} {words.count(len(heard), 'problem')}: {evidence[0].message}"
-    return Supplement(evidence=evidence, headline=headline)
+    about = {rank: line.message for line in evidence for rank in line.ranks}
+    pointed = tuple(
+        CheckFirst.copy_from(rank, why=why, settle="read the kernel log of its node around that time")
+        for rank, why in about.items()
+        if len(about) == 1
+    )
+    return Supplement(evidence=evidence, headline=headline, check_first=pointed)
 
 
-def _evidence(heard: Sequence[KernelLogLine], by_pid: dict[str, RankId]) -> Iterator[Evidence]:
+def _evidence(
+    heard: Sequence[KernelLogLine], by_pid: Mapping[str, RankId], gpus: Mapping[str, RankId]
+) -> Iterator[Evidence]:
     rows = kernel_lines.load()
     for line in heard[:_SHOWN]:
-        row = rows[line.matched.name]
+        row, subject = rows[line.matched.name], line.matched.subject
         is_kernels = not line.writer
-        rank = by_pid.get(line.matched.subject) if is_kernels and row.names in ("process", "task") else None
+        rank = by_pid.get(subject) if is_kernels and row.names in ("process", "task") else None
+        if row.names == "gpu" and is_kernels and xids.severity(line.matched.code, line.text) != "notice":
+            rank = gpus.get(subject.partition(".")[0].replace(":", "").lower().lstrip("0"))
         when = f" at {line.when}" if line.when else ""
         about = f" about {words.name_ranks([rank])}" if rank is not None else ""
         log = "kernel log" if is_kernels else f"log of {line.writer} (not a kernel log)"
         message = f"{log}{when}{about}: {kernel_lines.describe(line.matched.name, line.text)}"
-        kind = "kernel_log" if is_kernels else "log"
-        yield Evidence(kind=kind, message=message, ranks=(rank,) if rank is not None else ())
+        yield Evidence(
+            kind="kernel_log" if is_kernels else "log", message=message, ranks=(rank,) if rank is not None else ()
+        )
     if len(heard) > _SHOWN:
         yield Evidence(kind="kernel_log", message=f"{words.count(len(heard) - _SHOWN, 'more kernel line')}")

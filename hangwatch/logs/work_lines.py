@@ -35,7 +35,8 @@ class WorkLine(NamedTuple):
     * "running": one rank and its `operation`, with its `size`.
     * "ras": a sentence (`name`) on an answer of NCCL's RAS, and the `processes` to check first because of `operation`.
     * "setup": a rank began to create a communicator of `enqueued` ranks; `completed` is 1 if it has finished, and
-      `operation` is what creates it. Without `ranks`, all have finished.
+      `operation` is what creates it. Without `ranks`, all have finished. `name` is the PCI address of its GPU, as
+      hexadecimal digits; "" if unknown.
     * "absent": `ranks` did not do what `operation` says, for example reach PyTorch's monitored barrier. If `completed`
       is 1, `ranks` are all that did it.
     * "barrier": `ranks` contains the number of tasks that reached it, and the number of all tasks; it is empty for a
@@ -156,10 +157,18 @@ def _parse_work(text: str, counts: re.Match[str]) -> tuple[WorkLine, ...]:
 
 
 def _parse_setup(parts: dict[str, str | None]) -> WorkLine:
-    what = _COMMUNICATOR if parts.get("end") else _PROCESS_GROUP
     ranks, size = (int(parts["rank"]),) if parts["rank"] else (), int(parts["size"] or parts["joined"] or 0)
     done = int(not ranks or parts.get("end") == "COMPLETE")
-    return WorkLine("setup", ranks, parts.get("id") or "", "", done, what, enqueued=size, completed=done)
+    return WorkLine(
+        "setup",
+        ranks,
+        group=parts.get("id") or "",
+        name=parts.get("bus") or "",
+        timed_out=done,
+        operation=_COMMUNICATOR if parts.get("end") else _PROCESS_GROUP,
+        enqueued=size,
+        completed=done,
+    )
 
 
 def _describe_elements(number_in: int, number_out: int) -> str:

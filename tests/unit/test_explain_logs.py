@@ -415,6 +415,30 @@ def test_kernel_line_about_a_dumped_rank_is_evidence() -> None:
     assert vote.ranks == (RankId(rank=3, pid=4711),) and "about rank 3" in vote.message and vote.supports is None
 
 
+INIT = "{host}:{pid}:9 [0] NCCL INFO comm 0x5 rank {rank} nranks 3 cudaDev 0 nvmlDev 0 busId {bus} commId 0x8 - Init COMPLETE"
+XID = "[1.0] NVRM: Xid (PCI:0000:{bus}:00): {code}, pid=7, name=python"
+
+
+@pytest.mark.parametrize(
+    ("buses", "xids", "expected"),
+    [
+        (("1b000", "9b000", "c3000"), [("9b", 79)], [1]),
+        (("1b000", "9b000", "c3000"), [("9b", 45)], []),  # a notice
+        (("1b000", "9b000", "c3000"), [("9b", 79), ("c3", 74)], []),
+        (("1b000", "9b000", "9b000"), [("9b", 79)], []),  # two nodes have a GPU there
+        (("1b000", "9b000"), [("9b", 79)], []),  # the node without a log may have one there
+    ],
+)
+def test_rank_with_the_gpu_of_an_xid_is_checked_first(
+    buses: tuple[str, ...], xids: list[tuple[str, int]], expected: list[int], tmp_path: Path
+) -> None:
+    inits = [INIT.format(host=f"gpu-{rank}", pid=80 + rank, rank=rank, bus=bus) for rank, bus in enumerate(buses)]
+    (tmp_path / "train.log").write_text("\n".join(inits))
+    (tmp_path / "dmesg.txt").write_text("\n".join(XID.format(bus=bus, code=code) for bus, code in xids))
+    answer = json.loads(CliRunner().invoke(explain, ["--json", str(tmp_path)]).stdout)
+    assert [rank["rank"] for rank in answer["verdict"]["check_first"]] == expected
+
+
 @pytest.mark.parametrize(
     ("name", "lines", "writer"),
     [

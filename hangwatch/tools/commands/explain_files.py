@@ -16,7 +16,7 @@ from hangwatch.cli.usage_errors import InputError
 from hangwatch.collectives.rank_records import drop_unneeded
 from hangwatch.config import Settings
 from hangwatch.formats import bounded_read, incident_file
-from hangwatch.logs import kernel_text, log_evidence
+from hangwatch.logs import enqueued_work, kernel_text, log_evidence
 from hangwatch.model import Grouping, Incident, Job, Supplement, Verdict
 from hangwatch.report import as_json
 from hangwatch.stacks.activity import load as load_activities
@@ -116,8 +116,13 @@ def _answer(
     if verdict is not None and recorders.by_rank:
         verdict = complete(verdict, Supplement(evidence=recorders.evidence))
         verdict = complete(verdict, stopped_launch.supplement(recorders.by_rank))
-    ids = [member.id for member in grouping.members]
-    of_kernel = kernel_text.supplement(collected.kernel, ids) if collected.kernel else Supplement()
+    of_kernel = (
+        kernel_text.supplement(
+            collected.kernel, [member.id for member in grouping.members], enqueued_work.find_gpus(collected.works)
+        )
+        if collected.kernel
+        else Supplement()
+    )
     if verdict is None and collected.kernel and not (collected.logs or collected.works):
         verdict, of_kernel = complete(verdict, of_kernel), Supplement()
     if collected.logs or collected.works or collected.unranked:

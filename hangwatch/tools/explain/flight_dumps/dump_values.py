@@ -1,6 +1,6 @@
 """The values of a flight recorder dump. Each may be of any type. Pure."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from hangwatch import words
 from hangwatch.model.flight_records import EARLIEST_UNIX_NS, LATEST_UNIX_NS, MOST_NAME, MOST_SEQUENCE
@@ -48,4 +48,11 @@ def read_mapping(value: object, name: str) -> Mapping[object, object]:
     """Check and return a map. Raises ValueError with `name`."""
     if not isinstance(value, dict):
         raise ValueError(f"has a {name} that is not a map")
+    return value
+
+
+def read_list(value: object, name: str) -> Sequence[object]:
+    """Check and return a list. Raises ValueError with `name`."""
+    if not isinstance(value, (list, tuple)):
+        raise ValueError(f"has {name} that are not a list")
     return value

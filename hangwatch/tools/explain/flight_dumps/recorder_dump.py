@@ -35,6 +35,7 @@ from hangwatch.model.keyed_lists import list_by_key
 from hangwatch.tools.explain.flight_dumps.dump_values import (
     read_flag,
     read_integer,
+    read_list,
     read_mapping,
     read_text,
     read_time,
@@ -155,15 +156,11 @@ def _decode_json(content: bytes) -> object:
         raise ValueError(f"is not complete JSON: {words.elided(str(error), MOST_NAME)}") from None
 
 
-def _read_rows(value: object) -> Sequence[Mapping[str, object]]:
-    if not isinstance(value, (list, tuple)):
-        raise ValueError("has entries that are not a list")
-    if not all(isinstance(row, dict) for row in value):
-        raise ValueError("has an entry that is not a map")
-    return value
+def _read_rows(value: object) -> Sequence[Mapping[object, object]]:
+    return [read_mapping(row, "entry") for row in read_list(value, "entries")]
 
 
-def _modernize(row: Mapping[str, object], number: int) -> Mapping[str, object]:
+def _modernize(row: Mapping[object, object], number: int) -> Mapping[object, object]:
     """Return an operation of torch 2.2, which wrote only a list of operations, or 2.3 in the form of later versions.
 
     Raises ValueError if it is of another group than that of all ranks: groups with the same number may have different
@@ -201,13 +198,12 @@ def _reopen_aborted(records: Sequence[FlightRecord]) -> list[FlightRecord]:
     return kept[::-1]
 
 
-def _parse_record(row: Mapping[str, object]) -> tuple[FlightRecord, Library, int]:
+def _parse_record(row: Mapping[object, object]) -> tuple[FlightRecord, Library, int]:
     """Parse one operation. Return it with its library and the latest time in it."""
     operation = read_text(row.get("profiling_name"), "profiling_name")
-    backend, colon, _ = operation.partition(":")
-    if not colon or not re.fullmatch(BACKEND_NAME, backend):
+    library, colon, _ = operation.partition(":")
+    if not colon or not re.fullmatch(BACKEND_NAME, library):
         raise ValueError(f"has an operation without its backend, as in nccl:all_reduce: {words.elided(operation, 32)}")
-    library = backend
     names = row.get("process_group")
     if not isinstance(names, (list, tuple)) or len(names) != 2:
         raise ValueError("has a process_group that is not a pair of name and description")
@@ -251,19 +247,15 @@ def _parse_record(row: Mapping[str, object]) -> tuple[FlightRecord, Library, int
 
 def _read_sizes(value: object) -> tuple[tuple[int, ...], ...]:
     """Return the first dimensions of the first tensors: as many as are compared between ranks."""
-    if not isinstance(value, (list, tuple)):
-        raise ValueError("has sizes that are not a list")
     return tuple(
         tuple(read_integer(number, "size") for number in size[:_MOST_SIZES])
-        for size in value[:_MOST_SIZES]
+        for size in read_list(value, "sizes")[:_MOST_SIZES]
         if isinstance(size, (list, tuple))
     )
 
 
 def _read_types(value: object) -> tuple[str, ...]:
-    if not isinstance(value, (list, tuple)):
-        raise ValueError("has types that are not a list")
-    return tuple(read_text(name, "type") for name in value[:_MOST_SIZES])
+    return tuple(read_text(name, "type") for name in read_list(value, "types")[:_MOST_SIZES])
 
 
 def _read_statuses(value: object) -> Iterator[GroupStatus]:
@@ -312,15 +304,12 @@ def _parse_ranks(text: str) -> list[int]:
 # --- conclusions -----------------------------------------------------------------------------------------------------
 
 
-def _lacks_completed(records: Sequence[FlightRecord], statuses: Sequence[GroupStatus]) -> bool:
-    """True if the dump contains only open operations, although others have completed (TORCH_INCLUDE_ONLY_ACTIVE)."""
-    all_open = all(record.state == "open" for record in records)
-    return all_open and any(status.last_completed > 0 for status in statuses)
-
-
 def _find_complete_start(records: Sequence[FlightRecord], statuses: Sequence[GroupStatus]) -> int:
-    """Return the lowest id after which no operation is missing."""
-    if _lacks_completed(records, statuses):
+    """Return the lowest id after which no operation is missing.
+
+    A dump may contain only open operations, although others have completed (TORCH_INCLUDE_ONLY_ACTIVE).
+    """
+    if all(record.state == "open" for record in records) and any(status.last_completed > 0 for status in statuses):
         return records[-1].id + 1 if records else 0
     first = records[-1].id if records else 0
     for record in reversed(records):
@@ -363,7 +352,7 @@ def _find_possible_ranks(
     return None if possible is None else spans(range(rank, rank + 1) for rank in possible)
 
 
-def _describe_last(record: FlightRecord, row: Mapping[str, object]) -> LastEnqueued:
+def _describe_last(record: FlightRecord, row: Mapping[object, object]) -> LastEnqueued:
     return LastEnqueued(
         operation=record.operation.rpartition(":")[2],
         number=record.collective_seq,

@@ -78,6 +78,7 @@ def dump(stand: dict[str, Any], number: int, pid: int) -> ProcessDump:
         io_bytes=int(5.0 * number * stand.get("io", 0.0)),
         file_lock=FileLock(path="/data/the.lock", holder_pid=1000 + stand["lock_of"]) if "lock_of" in stand else None,
         shares_lock=stand.get("shares_lock", False),
+        stuck_on=stand.get("stuck_on"),
         waits_in_torch=stand.get("in_torch", False),
     )
 

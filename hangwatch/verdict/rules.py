@@ -114,6 +114,21 @@ def died_first(scene: Scene) -> Sequence[Group]:
     )
 
 
+def _find_ended(scene: Scene) -> Sequence[Group]:
+    """Return the ended ranks that no crash artifact acquits.
+
+    Left out, if another rank is blocked on a file or pipe that no process of the job can serve: ranks without crash
+    artifacts. They may have left when their work was done, and the blocked rank cannot join.
+    """
+    waits = [member.waits for member in scene.stacked_members]
+    is_other_blocked = any(each.stuck_on is not None or each.object == "file" for each in waits)
+
+    def may_have_died(member: Member) -> bool:
+        return not is_other_blocked if member.died is None else not member.died.of_others
+
+    return keep_groups(scene.gone, may_have_died)
+
+
 def has_crashed(member: Member) -> bool:
     """True if the kernel log reports a crash or an OOM kill of the rank's process or of one of its workers."""
     return any(line.name in DEADLY for line in member.kernel.lines)
@@ -239,8 +254,9 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         kind="RankGone",
-        description="have ended (or are a zombie) on a node that responds, and no crash artifact blames another rank",
-        suspects=lambda scene: keep_groups(scene.gone, lambda member: member.died is None or not member.died.of_others),
+        description="have ended (or are a zombie) on a node that responds; no crash artifact blames another rank, and "
+        "no other rank is blocked on a file or pipe that no process of the job can serve",
+        suspects=_find_ended,
         half_of="dumped",
         weigh=_weigh_gone,
     ),

@@ -290,7 +290,7 @@ def test_incidents_say_how_long_ago_a_job_ended(tmp_path: Path) -> None:
     assert "ended after 3 min 20 s" in hangwatch("incidents", "--config", str(config)).stdout
 
 
-LEAN = ("hangwatch.daemon", "hangwatch.capture", "apscheduler", "prometheus_client", "tornado", "rich")
+LEAN = ("hangwatch.daemon", "hangwatch.capture", "apscheduler", "prometheus_client", "tornado", "psutil", "rich")
 
 
 @pytest.mark.parametrize("command", ["--version", "explain -", "report --help", "run --help", "status", "incidents"])

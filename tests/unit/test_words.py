@@ -129,15 +129,15 @@ DAEMON_ONLY = {"tornado", "prometheus_client", "apscheduler"}
     ("module", "without"),
     [
         ("daemon", {"ClusterShell", "rich", "jinja2"}),
-        ("cli", {"msgspec", "ClusterShell", "rich", "jinja2", *DAEMON_ONLY}),
-        ("tools.commands.explain_files", {"ClusterShell", "rich", "jinja2", *DAEMON_ONLY}),
-        ("tools.commands.many_nodes", {"ClusterShell", "rich", "jinja2", *DAEMON_ONLY}),
+        ("cli", {"msgspec", "psutil", "ClusterShell", "rich", "jinja2", *DAEMON_ONLY}),
+        ("tools.commands.explain_files", {"psutil", "ClusterShell", "rich", "jinja2", *DAEMON_ONLY}),
+        ("tools.commands.many_nodes", {"psutil", "ClusterShell", "rich", "jinja2", *DAEMON_ONLY}),
         ("cli.local_dump", {"ClusterShell", "rich", "jinja2", *DAEMON_ONLY}),
         ("cli.check", {"ClusterShell", "rich", "jinja2", *DAEMON_ONLY}),
-        ("tools.commands.incidents", {"ClusterShell", "rich", "jinja2", *DAEMON_ONLY}),
-        ("cli.daemon_commands", {"ClusterShell", "rich", "jinja2", *DAEMON_ONLY}),
+        ("tools.commands.incidents", {"psutil", "ClusterShell", "rich", "jinja2", *DAEMON_ONLY}),
+        ("cli.daemon_commands", {"psutil", "ClusterShell", "rich", "jinja2", *DAEMON_ONLY}),
         ("tools.commands.timeline", {"ClusterShell", "rich", "jinja2", *DAEMON_ONLY}),
-        ("tools.commands.status_tables", {"ClusterShell", "jinja2", *DAEMON_ONLY}),
+        ("tools.commands.status_tables", {"psutil", "ClusterShell", "jinja2", *DAEMON_ONLY}),
     ],
 )
 def test_what_starts_loads_no_more_than_it_needs(module: str, without: set[str]) -> None:

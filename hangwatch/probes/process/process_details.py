@@ -1,14 +1,17 @@
-"""Read open files, connections, children, memory and CPUs of a few processes from /proc.
+"""Read open files, connections, children, memory and CPUs of a few processes.
 
-No file system and no lock of a process's memory is waited for: the kernel names the files and children itself. See
-proc_pid_status(5), proc_pid_fd(5) and proc_pid_fdinfo(5).
+No file system and no lock of a process's memory is waited for. So psutil reads numbers only: it would look up open
+files by their paths, and names of children in their memory. The kernel names both in proc_pid_fd(5) and
+proc_pid_stat(5). psutil reads swapped memory from smaps, which takes that lock; proc_pid_status(5) has it, too.
 """
 
-import contextlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
+
+import psutil
+from msgspec import structs
 
 from hangwatch import words
 from hangwatch.model import ProcessDetails, ProcessId
@@ -26,33 +29,36 @@ _CLOSED = ("pos:", "0", "flags:", f"{os.O_PATH:o}")  # a file that was closed me
 _MODES = ("r", "w", "r+")  # by the lowest bits of the flags of open(2)
 
 
-def read(targets: Sequence[ProcessId], proc_root: Path = procfs.PROC) -> dict[ProcessId, ProcessDetails]:
+def read(targets: Sequence[ProcessId]) -> dict[ProcessId, ProcessDetails]:
     """Return the details of at most eight processes. A process that has ended is missing."""
-    tables = sockets.Tables(proc_root)
+    tables = sockets.Tables(procfs.PROC)
     details = {target: _read(target.pid, tables) for target in targets[:MOST_PROCESSES]}
-    return {target: its_details for target, its_details in details.items() if procfs.is_alive(target, proc_root)}
+    return {target: its_details for target, its_details in details.items() if procfs.is_alive(target)}
 
 
 def _read(pid: int, tables: sockets.Tables) -> ProcessDetails:
     proc_root = tables.proc_root
-    answer, links = proc_pid.status(proc_root, pid), sockets.descriptors(pid, proc_root)
-    rows = answer if isinstance(answer, dict) else {}
-    in_files, in_memory = (proc_pid.size_of_row(rows, name) for name in ("RssFile", "RssShmem"))
-    niceness, cpus = None, ""
-    with contextlib.suppress(OSError):
-        niceness, cpus = os.getpriority(os.PRIO_PROCESS, pid), words.fold(os.sched_getaffinity(pid))
-    return ProcessDetails(
-        resident_bytes=proc_pid.size_of_row(rows, "VmRSS"),
-        shared_bytes=None if in_files is None else in_files + (in_memory or 0),
-        swap_bytes=proc_pid.size_of_row(rows, "VmSwap"),
-        niceness=niceness,
-        cpus=cpus,
-        threads=pseudo_files.number(rows.get("Threads")),
+    status, links = proc_pid.status(proc_root, pid), sockets.descriptors(pid, proc_root)
+    details = ProcessDetails(
+        swap_bytes=proc_pid.size_of_row(status, "VmSwap") if isinstance(status, dict) else None,
         descriptors=None if links is None else len(links),
         connections=_first_of(_connections(pid, links or {}, tables)),
         children=_first_of(_children(pid, proc_root)),
         files=_first_of(_files(proc_root / str(pid), links or {})),
     )
+    try:
+        process = psutil.Process(pid)
+        memory = process.memory_info()
+        return structs.replace(
+            details,
+            resident_bytes=memory.rss,
+            shared_bytes=memory.shared,
+            niceness=process.nice(),
+            cpus=words.fold(process.cpu_affinity()),
+            threads=process.num_threads(),
+        )
+    except psutil.Error:
+        return details
 
 
 def _first_of(texts: Iterator[str]) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 The kernel reports all facts. They are read once in each round and within limits. No process is contacted.
 """
 
+import itertools
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache, partial
@@ -223,10 +224,10 @@ class JobSockets:
         if call is None or call.kind != "receives":
             return False
         held, others = self.connections_of(pid) or {}, self.ranks - {rank_pid}
-        if any(self._find_ranks(held[number]) & others for number in call.descriptors if number in held):
-            return True
+        connected = (self._find_ranks(held[number]) for number in call.descriptors if number in held)
         ends = (self.unix_socket(pid, number) for number in call.descriptors)
-        if any(end is not None and self._rank_of_socket.get(end.peer) in others for end in ends):
+        peers = ({self._rank_of_socket.get(end.peer)} for end in ends if end is not None)
+        if any(ranks & others for ranks in itertools.chain(connected, peers)):
             return True
         ways = set(filter(blocked_call.is_pipe_or_path, self.links(pid, call.descriptors[:MOST_DESCRIPTORS])))
         sharing = (rank for rank in others if ways and ways & self.open_files(rank))

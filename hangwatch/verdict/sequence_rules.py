@@ -135,12 +135,29 @@ def stance_of(grouping: Grouping) -> Callable[[Member, str], Stance]:
         group, kind, is_in_code = groups[member.id]
         if thread and not member.is_stopped and not decides(group, thread):
             return _STANCE_OF_THREAD.get(find_wait_of_thread(group, thread), "unclear")
-        return _stance(group, member, processes, kind=kind, is_in_code=is_in_code)
+        return _stance(
+            group,
+            member,
+            processes,
+            kind="unknown" if _loops_without_ranks(group, member) else kind,
+            is_in_code=is_in_code,
+        )
 
     return stance
 
 
 _STANCE_OF_THREAD: dict[str, Stance] = {"ranks": "waits", "gpu": "waits", "lock": "held", "nothing": "elsewhere"}
+
+
+def _loops_without_ranks(group: Group, member: Member) -> bool:
+    """True if a rank waits in an event loop, and each connection of that loop ends in a known process that is no rank.
+
+    That is the process itself, or another process of this node.
+    """
+    call = member.kernel.call if activity_table.find_activity(group.activity).idles else None
+    if call is None or member.waits.asks_rank is not None or member.waits.server is not None:
+        return False
+    return 0 < sum(one.other_pid is not None and one.kind != "listening" for one in call.behind) == call.descriptors
 
 
 def _waits_in_itself(group: Group, member: Member, kind: str) -> bool:

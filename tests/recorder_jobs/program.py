@@ -10,6 +10,7 @@ With DUMPS in the environment, a rank writes FOLDER/dumps/fr_rank_<rank> each ti
 torch's own dump: a pickle for even ranks, JSON for odd ranks.
 """
 
+import asyncio
 import concurrent.futures
 import ctypes
 import importlib
@@ -145,6 +146,11 @@ def training_in_threads() -> None:
 
 def wait_for_gradients() -> None:
     later().wait()
+
+
+async def await_event() -> None:
+    mark_arrival()
+    await asyncio.Event().wait()
 
 
 def begin_metrics() -> None:
@@ -701,6 +707,7 @@ BEFORE_REDUCE: dict[str, Any] = {
     "asleep_before_a_batch": (3, {1: prepare_batch, 2: receive_batch}),
     "asks_the_store": (3, {3: poll_store}),
     "before_the_first": (0, {0: prepare_batch}, train_pairs),
+    "event_loop": (5, {2: lambda: asyncio.run(await_event())}),
     "side_thread": (0, {2: prepare_batch}, begin_heartbeat),
     "side_thread_open": (0, {2: convert_shard}, begin_a_checkpoint),  # the open operation is that of another thread
     "waits_for_own_thread": (0, {2: poll_checkpoint}, begin_a_checkpoint),

@@ -56,8 +56,10 @@ def _find_hint(group: Group) -> str | None:
     locks = {member.waits.file_lock for member in group.members}
     if len(locks) == 1 and (lock := locks.pop()):
         if lock.holder_pid is None:
-            holder = "the lock's holder has ended, or is on another node"
-            return f"Find the process that has {lock.path} open (`fuser -v`): {holder}."
+            return (
+                f"Find the process that has {lock.path} open (`fuser -v`): "
+                "the lock's holder has ended, or is on another node."
+            )
         return f"Check pid {lock.holder_pid} ({lock.holder_comm}), which holds the lock of {lock.path}."
     awaited = {member.waits.awaited for member in group.members}
     if len(awaited) == 1 and (outside := awaited.pop()):

@@ -156,8 +156,8 @@ def _object_of_call(call: KernelCall, wchan: str, member: Member) -> str:
 
 def _target(target: CallTarget) -> str:
     if target.other_pid is not None:
-        process = f"pid {target.other_pid} ({target.other_comm})"
-        return f"look at {process}, at the other end: `hangwatch dump --pid {target.other_pid}`"
+        pid = target.other_pid
+        return f"look at pid {pid} ({target.other_comm}), at the other end: `hangwatch dump --pid {pid}`"
     if target.kind == "connection":
         return f"look at {target.what}" + (", which is gone" if target.is_lost else ": does it respond?")
     mount = f", on {target.mount}" if target.mount else ""

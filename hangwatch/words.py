@@ -10,6 +10,7 @@ from hangwatch.model import Job, RankId, Sleep
 from hangwatch.model.keyed_lists import list_by_key
 
 _NODES_LISTED = 3
+_LONGEST_FOLDED = 80  # characters of a list of ranks in a sentence
 _JOB_CHARACTERS = 64
 _KEY_CHARACTERS = 8
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9._-]+")
@@ -276,14 +277,14 @@ def _name_rank(rank: RankId) -> str:
 
 
 def _folded(ranks: Sequence[RankId]) -> str:
-    numbers = [rank.rank for rank in ranks if rank.rank is not None]
-    if len(numbers) == len(ranks):
-        return f"ranks {fold(numbers)}"
-    local = [rank.local_rank for rank in ranks if rank.local_rank is not None]
-    if len(local) == len(ranks):
-        return f"local ranks {fold(local)}"
-    pids = [rank.pid for rank in ranks if rank.pid is not None]
-    return count(len(ranks)) + (f" (pids {fold(pids)})" if pids else "")
+    """Return several ranks as text. A long list follows the number of ranks, and is cut."""
+    local, pids = [rank.local_rank for rank in ranks], [rank.pid for rank in ranks]
+    known = {"ranks": [rank.rank for rank in ranks], "local ranks": local, "pids": pids}
+    kind = next((kind for kind, numbers in known.items() if None not in numbers), "pids")
+    folded = fold(number for number in known[kind] if number is not None)
+    if kind != "pids" and len(folded) <= _LONGEST_FOLDED:
+        return f"{kind} {folded}"
+    return count(len(ranks)) + (f" ({kind} {elided(folded, _LONGEST_FOLDED)})" if folded else "")
 
 
 def _places(ranks: Sequence[RankId]) -> str:

@@ -73,6 +73,7 @@ def test_numbered_titles_fold_with_their_pids() -> None:
         ([RankId(local_rank=0), RankId(rank=9, local_rank=1)], "local ranks 0-1"),
         ([RankId(pid=7), RankId(rank=3, pid=8)], "2 ranks (pids 7-8)"),
         ([RankId(), RankId()], "2 ranks"),
+        ([RankId(rank=rank) for rank in range(0, 99, 2)], f"50 ranks (ranks {','.join(map(str, range(0, 56, 2)))},…)"),
     ],
 )
 def test_ranks_are_named_with_node_and_pid(ids: list[RankId], expected: str) -> None:

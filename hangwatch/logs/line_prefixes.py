@@ -68,8 +68,8 @@ def _unwrap_json(line: str) -> list[str]:
     """Return the text lines in a JSON object: Docker's json-file, journalctl -o json, Cloud Logging, Python loggers.
 
     An object may fill several lines: then one of these contains the text. A line may also be an array of objects, in
-    the order of their times. Return any other line unchanged. A record with a step is progress of the program, so it
-    stays whole.
+    the order of their times. Return any other line unchanged. If an object has the name of a pod, its text gets the
+    prefix of kubectl. A record with a step is progress of the program, so it stays whole.
     """
     member = _PATTERNS["text_member"].match(line)
     if not (member or line.startswith(("{", "[{"))):
@@ -85,7 +85,9 @@ def _unwrap_json(line: str) -> list[str]:
         content = events if isinstance(events, list) and all(isinstance(row, dict) for row in events) else [content]
     in_order = sorted(content, key=lambda row: str(row.get("timestamp")))
     texts = list(filter(None, map(_read_record, in_order))) or [line]
-    return [_show_as_terminal(part) for text in texts for part in text.rstrip("\r\n").split("\n")]
+    pod = _PATTERNS["pod_member"].search(line) if len(content) == 1 else None
+    before = pod.expand(r"[pod/\1/-] ") if pod else ""
+    return [before + _show_as_terminal(part) for text in texts for part in text.rstrip("\r\n").split("\n")]
 
 
 def _read_record(record: dict[str, Any]) -> str:

@@ -70,8 +70,7 @@ def _write_ranges(logs: Sequence[RankLog]) -> str:
 def _make_range(column: Sequence[str], logs: Sequence[RankLog]) -> str:
     if not _is_step_column(column, logs):
         return ""
-    numbers = [int(number) for number in column]
-    return f"{min(numbers)}..{max(numbers)}"
+    return f"{min(column, key=int)}..{max(column, key=int)}"
 
 
 def _is_step_column(column: Sequence[str], logs: Sequence[RankLog]) -> bool:

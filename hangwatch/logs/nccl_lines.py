@@ -82,8 +82,7 @@ def describe_lines(logs: Sequence[RankLog]) -> Iterator[Evidence]:
 
 def quote(message: Message) -> str:
     """Return a line of NCCL without host, process, thread and source file."""
-    before, mark, after = message.text.partition("NCCL WARN ")
-    return words.elided(after if mark else before, _QUOTED_CHARACTERS)
+    return words.elided(message.text.partition("NCCL WARN ")[2] or message.text, _QUOTED_CHARACTERS)
 
 
 def _describe_setup(row: nccl_messages.Message, by_value: Mapping[str, Sequence[RankLog]]) -> Iterator[Evidence]:

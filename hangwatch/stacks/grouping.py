@@ -45,7 +45,12 @@ from hangwatch.stacks.process_activity import ProcessActivity
 from hangwatch.stacks.rates import exceeds, measure_process
 from hangwatch.stacks.user_code import user_frames
 
-_LOADER_LOOP = "torch/utils/data/_utils/worker.py"
+_WORKER_LOOPS = (
+    "torch/utils/data/_utils/worker.py",
+    "concurrent/futures/process.py",
+    "multiprocessing/pool.py",
+    "multiprocess/pool.py",
+)
 _SHOWN = 16
 _Identity = tuple[str | None, int | None, int | None, int | None]
 
@@ -374,7 +379,7 @@ def _make_worker_stack(count: int, worker: WorkerDump, thread: Thread, table: ac
     Frames of the user's code that the worker inherited from its parent do not count as its place in that code.
     """
     title = process_title.read(worker.comm)
-    task = list(itertools.takewhile(lambda frame: not frame.file.endswith(_LOADER_LOOP), thread.frames))
+    task = list(itertools.takewhile(lambda frame: not frame.file.endswith(_WORKER_LOOPS), thread.frames))
     within = task[thread.installed_frames or 0 :] if len(task) < len(thread.frames) else []
     return Stack(
         name=f"{count} x {title.family if title and title.numbers and count > 1 else worker.comm}",

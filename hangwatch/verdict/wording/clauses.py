@@ -31,6 +31,7 @@ from hangwatch.tables import kernel_lines
 
 _MOST_LINES = 3
 _MOST_THREADS = 3
+_POOLS = ("futures/_base.py", "futures/process.py", "multiprocessing/pool.py", "multiprocess/pool.py")
 _SHORT_SLEEP_SECONDS = 1.0  # such a sleep is over before it is read
 _SINGULAR = (("is ", "are "), ("waits ", "wait "), ("sleeps", "sleep"), ("polls ", "poll "))
 
@@ -44,9 +45,11 @@ def describe_activity(group: Group, *, several: bool = False) -> str:
         return f"{'are' if several else 'is'} {describe_stop(group.members)}"
     worker = find_busy_worker(group)
     if worker is not None and worker.user_frame is not None:
+        of_pool = _is_of_pool(worker.frames)
+        singular, plural = ("worker process", "worker processes") if of_pool else ("loader worker", "loader workers")
         if several:
-            return f"wait for their loader workers (in {worker.user_frame})"
-        return f"waits for its loader worker ({_describe_worker(worker)}, in {worker.user_frame})"
+            return f"wait for their {plural} (in {worker.user_frame})"
+        return f"waits for its {singular} ({_describe_worker(worker)}, in {worker.user_frame})"
     clause = (
         _describe_file_lock(group)
         or _awaits_threads(group)
@@ -104,8 +107,8 @@ def _describe_file_lock(group: Group) -> str | None:
     lock = locks.pop() if len(locks) == 1 else None
     if lock is None:
         return None
-    child = "its child process, which waits for " if lock.by_child else ""
-    return f"waits for {child}the lock of {lock.path}{_describe_holder(lock)}"
+    waits = "waits for its child process, which waits" if lock.by_child else "waits"
+    return f"{waits} for the lock of {lock.path}{_describe_holder(lock)}"
 
 
 def _describe_shared_lock(group: Group) -> str | None:
@@ -162,8 +165,7 @@ def describe_call(call: KernelCall, member: Member, ranks: Mapping[int, RankId])
 
     `ranks` are the ranks on its node, keyed by pid.
     """
-    rounds = "" if call.rounds < 2 else f", in each of {call.rounds} rounds"
-    return f"{describe_object(call, member, ranks)}{rounds}"
+    return describe_object(call, member, ranks) + (f", in each of {call.rounds} rounds" if call.rounds > 1 else "")
 
 
 def describe_object(call: KernelCall, member: Member, ranks: Mapping[int, RankId]) -> str:
@@ -173,13 +175,9 @@ def describe_object(call: KernelCall, member: Member, ranks: Mapping[int, RankId
     about = [_describe_target(one, member, ranks) for one in call.behind]
     if call.descriptors > len(about) > 0:
         about.append(words.count(call.descriptors - len(about), "other descriptor"))
-    if call.path:
-        about = [call.path]
-    if call.child_pid is not None:
-        about = [f"its child {call.child_pid} ({call.child_comm})"]
-    if not about:
-        return f"{call.name}()"
-    return f"{call.says} {words.join_words(about)}"
+    child = "" if call.child_pid is None else f"its child {call.child_pid} ({call.child_comm})"
+    about += filter(None, (call.path, child))
+    return f"{call.says} {words.join_words(about)}" if about else f"{call.name}()"
 
 
 def blocked_call(member: Member, grouping: Grouping) -> str:
@@ -200,10 +198,8 @@ def _blocking_object(target: CallTarget, call: KernelCall, member: Member, ranks
     """Describe one file, pipe or peer like `_describe_target`; a pipe by the process at its other end."""
     if target.kind != "pipe" or target.other_pid is None or target.other_pid == member.id.pid:
         return _describe_target(target, member, ranks)
-    rank = ranks.get(target.other_pid)
-    who = words.name_ranks([rank]) if rank is not None else None
     uses = "reads" if call.name.startswith(("write", "pwrite")) else "writes"
-    return f"a pipe that {who or _process(target.other_pid, target.other_comm, target.other_state)} {uses}"
+    return f"a pipe that {_describe_other_end(target, member, ranks)} {uses}"
 
 
 def describe_stop(members: Iterable[Member]) -> str:
@@ -247,18 +243,27 @@ def _describe_target(target: CallTarget, member: Member, ranks: Mapping[int, Ran
 
 
 def _describe_other_end(target: CallTarget, member: Member, ranks: Mapping[int, RankId]) -> str:
-    """Return the rank or process at the other end of a pipe or socket."""
-    if target.other_pid == member.id.pid:
+    """Return the rank or process at the other end of a pipe or socket, which must be known."""
+    if target.other_pid is None or target.other_pid == member.id.pid:
         return "this process"
-    rank = None if target.other_pid is None else ranks.get(target.other_pid)
-    return words.name_ranks([rank]) if rank is not None else f"pid {target.other_pid} ({target.other_comm})"
+    rank = ranks.get(target.other_pid)
+    other = _process(target.other_pid, target.other_comm, target.other_state)
+    return other if rank is None else words.name_ranks([rank])
 
 
 def find_busy_worker(group: Group) -> Stack | None:
-    """Return the first worker process with a task. None if there is none, or if the group does not wait for workers."""
-    if activity_table.find_activity(group.activity).work_is_in != "workers":
-        return None
-    return next((worker for worker in group.workers if worker.user_frame is not None), None)
+    """Return the first worker process with a task. None if there is none, or if the group does not wait for workers.
+
+    A group that waits for a thread in the code of a pool waits for the workers of that pool.
+    """
+    at_loader = activity_table.find_activity(group.activity).work_is_in == "workers"
+    at_pool = group.waits_for == "thread" and _is_of_pool(group.frames)
+    busy = (worker for worker in group.workers if worker.user_frame is not None)
+    return next((worker for worker in busy if at_loader or (at_pool and _is_of_pool(worker.frames))), None)
+
+
+def _is_of_pool(frames: Iterable[Frame]) -> bool:
+    return any(frame.file.endswith(_POOLS) for frame in frames)
 
 
 def _describe_worker(worker: Stack) -> str:

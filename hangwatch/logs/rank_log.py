@@ -83,9 +83,9 @@ class Log:
         self._spawned = RankId()
         self._actor = RankId()  # of Ray, by the lines before the reason of its death
         self._call: tuple[object, ...] = ()
-        self._in_traceback = self._is_ignored = False
+        self._in_traceback = False
         self._indent = 0
-        self._where = ""
+        self._where = self._heading = ""  # of a traceback: its place in the program, and the line before it
         self._began: Moment | None = None
         self._before = ""
         self._ordinary_line = (0, 0, "", "")  # its count, its number in the file, its text, its prefix
@@ -178,7 +178,7 @@ class Log:
                 read_moment(before) or read_moment(prefix) if is_message else None
             )
             self._in_traceback, self._where = True, ""
-            self._is_ignored = count == self.lines - 1 and before.startswith(_IGNORED)
+            self._heading = before if count == self.lines - 1 else ""
             self._indent = len(text) - len(text.lstrip())
         elif _PATTERNS["restart"].search(text):
             self.ended.append((number, 0))
@@ -235,8 +235,9 @@ class Log:
         elif self._spawned != RankId():
             self._add_told(self._spawned, text, self._where, self._began, number)
             self._spawned = RankId()
-        elif not self._is_ignored:
-            self._fail(text, self._where, self._began, number)
+        elif not self._heading.startswith(_IGNORED):
+            of_thread = self._heading.startswith("Exception in thread ")  # its process goes on
+            self._fail(f"of a thread: {text}" if of_thread else text, self._where, self._began, number)
         return True
 
     def _read_summary(self, text: str, number: int) -> bool:
@@ -266,7 +267,7 @@ class Log:
     def _end_summary(self, number: int) -> None:
         summary, self._summary = self._summary, {}
         match = _PATTERNS["summary_rank"].match(summary.get("rank", ""))
-        if match is None or len(self.failures) >= MOST_TOLD:
+        if match is None or len(self.failures) >= MOST_TOLD or summary.keys().isdisjoint({"exitcode", "exception"}):
             return
         rank = RankId(rank=int(match.group(1)), local_rank=int(match.group(2)))
         self.failures = [

@@ -42,6 +42,12 @@ def named(verdict: Verdict) -> list[str]:
     return _list_ranks(verdict.named) or ["no rank"]
 
 
+def find_own_failure(verdict: Verdict) -> str:
+    """Return the first failure of a named rank that its own log shows; "" if there is none."""
+    failures = (evidence for evidence in verdict.evidence if evidence.kind == "log_failure")
+    return next((failure.message for failure in failures if set(failure.ranks) & set(verdict.named)), "")
+
+
 def heading(verdict: Verdict) -> tuple[str, str]:
     """Return the first sentence of a verdict, and the rest."""
     first, stop, rest = verdict.message.partition(". ")

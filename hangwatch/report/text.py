@@ -112,7 +112,7 @@ def render_answer(
     if incident.job.launcher == "pids" and len(incident.grouping.members) == 1:
         hidden |= _ABOUT_JOB
     rows = [row for row in _heading(incident) if row[0] not in hidden]
-    rows.sort(key=lambda row: full or row[0] not in {"Stuck on", "Do first"})
+    rows.sort(key=lambda row: full or row[0] not in {"Stuck on", "Do first", "Its log"})
     if full:
         lines = _verdict_lines(incident.verdict, style) + _table(rows, style)
         lines += _grouping_lines(incident.grouping, incident.verdict, style, tree=False)
@@ -126,8 +126,12 @@ def render_answer(
 def render_verdict(grouping: Grouping, verdict: Verdict, *, color: bool = False, width: int = 110) -> str:
     """Return the verdict, groups, tree and evidence of dumps that belong to no incident."""
     style = _style(grouping, color, width)
-    rows = [("Verdict", phrases.judgement(verdict)), *_suspect_rows(verdict), *_ranks_rows(grouping)]
-    rows.append(("Without", phrases.without(grouping)))
+    rows = [
+        ("Verdict", phrases.judgement(verdict)),
+        *_suspect_rows(verdict),
+        *_ranks_rows(grouping),
+        ("Without", phrases.without(grouping)),
+    ]
     if len(grouping.members) == 1 and grouping.world_size is None:
         rows = [row for row in rows if row[0] not in _ABOUT_JOB]
     lines = _verdict_lines(verdict, style) + _table(rows, style) + _grouping_lines(grouping, verdict, style)
@@ -152,8 +156,11 @@ def _stack_section(incident: Incident, style: _Style) -> list[str]:
     taken = [capture for capture in incident.captures if capture.rounds]
     if not taken:
         return []
-    title = f"Stacks of the capture of {words.utc(taken[-1].started_unix_seconds)}, every rank"
-    return _section(title, raw_lines(taken[-1], incident.job.command), style)
+    return _section(
+        f"Stacks of the capture of {words.utc(taken[-1].started_unix_seconds)}, every rank",
+        raw_lines(taken[-1], incident.job.command),
+        style,
+    )
 
 
 # --- the head --------------------------------------------------------------------------------------------------------
@@ -166,8 +173,8 @@ def _message_lines(verdict: Verdict, style: _Style) -> list[str]:
 
 
 def _verdict_lines(verdict: Verdict, style: _Style) -> list[str]:
-    longest = max(map(len, style.wrapped(verdict.message, "  ")))
-    return [*_message_lines(verdict, style), "=" * min(longest, style.width), ""]
+    message = style.wrapped(verdict.message, "  ")
+    return [*_message_lines(verdict, style), "=" * min(max(map(len, message)), style.width), ""]
 
 
 def _heading(incident: Incident) -> list[tuple[str, str]]:
@@ -176,6 +183,7 @@ def _heading(incident: Incident) -> list[tuple[str, str]]:
     return [
         ("Verdict", phrases.judgement(incident.verdict)),
         *_suspect_rows(incident.verdict, is_over=phrases.has_recovered(incident)),
+        ("Its log", phrases.find_own_failure(incident.verdict)),
         phrases.state_row(incident),
         ("Timeout", phrases.time_out(incident)),
         ("Job", f"{words.describe_job(job)}, {job.launcher}"),
@@ -192,8 +200,12 @@ def _suspect_rows(verdict: Verdict, *, is_over: bool = False) -> list[tuple[str,
     rows = [("Named", "; ".join(phrases.named(verdict))), ("Check first", "; ".join(phrases.check_first(verdict)))]
     if is_over:
         return [*rows, ("Was stuck on", verdict.stuck_on)]
-    action = describe_action(verdict.action) if verdict.action.reason else ""
-    return [*rows, ("Stuck on", verdict.stuck_on), ("Do first", next_step(verdict)), ("Action", action)]
+    return [
+        *rows,
+        ("Stuck on", verdict.stuck_on),
+        ("Do first", next_step(verdict)),
+        ("Action", describe_action(verdict.action) if verdict.action.reason else ""),
+    ]
 
 
 def _ranks_rows(grouping: Grouping) -> list[tuple[str, str]]:

@@ -19,6 +19,7 @@ from hangwatch import config, words
 from hangwatch.model import (
     PAGED,
     EnqueuedOperation,
+    Evidence,
     Fault,
     Frame,
     Group,
@@ -311,6 +312,14 @@ def _hostile(function: str, file: str, command: str, message: str, node: str) ->
     verdict = Verdict(kind=function, message=message, named=(who,))
     incident = samples.incident(groups=(group,), verdict=verdict, dumps=(dump,), notes=(message,))
     return replace(incident, job=samples.job([0], 1, job_id=message, command=command))
+
+
+def test_dump_shows_the_failure_in_the_log_of_the_named_rank_only() -> None:
+    incident = samples.loader_hang()
+    named, other = incident.verdict.named[0], RankId(node="a", rank=99)
+    failures = [Evidence(kind="log_failure", message=f"failure {rank.rank}", ranks=(rank,)) for rank in (other, named)]
+    verdict = replace(incident.verdict, evidence=(*incident.verdict.evidence, *failures))
+    assert re.search(rf"^Its log +failure {named.rank}$", text.render_answer(replace(incident, verdict=verdict)), re.M)
 
 
 def test_report_has_do_first_with_the_pid_before_the_details() -> None:

@@ -33,7 +33,7 @@ _MOST_LINES = 3
 _MOST_THREADS = 3
 _POOLS = ("futures/_base.py", "futures/process.py", "multiprocessing/pool.py", "multiprocess/pool.py")
 _SHORT_SLEEP_SECONDS = 1.0  # such a sleep is over before it is read
-_SINGULAR = (("is ", "are "), ("waits ", "wait "), ("sleeps", "sleep"), ("polls ", "poll "))
+_SINGULAR = (("is ", "are "), ("has ", "have "), ("waits ", "wait "), ("sleeps", "sleep"), ("polls ", "poll "))
 
 
 def describe_activity(group: Group, *, several: bool = False) -> str:
@@ -79,7 +79,11 @@ def _awaits_threads(group: Group) -> str | None:
     if not group.awaited or group.awaited[0].frames != group.frames or group.waits_for in {"ranks", "gpu"}:
         return None
     does = activity_table.describe_activity(group.activity, group.operation)
-    return f"waits for its thread {words.printable(group.awaited[0].name)}, which {does}"
+    has_left = any(stack.name == "MainThread" and stack.frames[-1].function == "_shutdown" for stack in group.threads)
+    return (
+        f"{'has left its program and waits' if has_left else 'waits'} for its thread "
+        f"{words.printable(group.awaited[0].name)}, which {does}"
+    )
 
 
 def describe_caller(member: Member) -> str:
@@ -267,9 +271,8 @@ def _is_of_pool(frames: Iterable[Frame]) -> bool:
 
 
 def _describe_worker(worker: Stack) -> str:
-    state = "stopped" if worker.state in STOPPED_STATES else "blocked in the kernel"
-    held = worker.state in STOPPED_STATES | BLOCKED_STATES
-    return f"pid {worker.pid}, {state}" if held else f"pid {worker.pid}"
+    held = dict.fromkeys(STOPPED_STATES, ", stopped") | dict.fromkeys(BLOCKED_STATES, ", blocked in the kernel")
+    return f"pid {worker.pid}{held.get(worker.state or '', '')}"
 
 
 def _find_innermost_function(group: Group) -> str:

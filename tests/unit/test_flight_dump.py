@@ -125,6 +125,18 @@ def test_a_batch_is_open_where_the_record_that_closes_it_is() -> None:
     assert [one.operation for one in records if one.counts_as_open] == ["nccl:coalesced"]
 
 
+def test_batch_that_is_counted_as_a_collective_is_none() -> None:
+    """Torch 2.4 counts so: the collectives of its group have different numbers on ranks that are in step."""
+    part = entry(0, profiling_name="nccl:send 1->2", is_p2p=True, state="scheduled", retired=False)
+    number = part["collective_seq_id"]
+    closing = entry(1, profiling_name="nccl:coalesced", collective_seq_id=number, state="started", retired=False)
+    (recorder,) = parse(dumped(part, closing, entry(2, collective_seq_id=number + 1))).recorders
+    assert [(one.id, one.is_p2p, one.p2p_seq, one.counts_as_open) for one in recorder.records] == [
+        (0, True, number, False),
+        (1, True, number, True),
+    ]
+
+
 def test_operations_of_torch_2_2_and_2_3_are_read_if_they_are_of_all_ranks() -> None:
     row = {key: entry(1)[key] for key in ("pg_id", "profiling_name", "input_sizes", "output_sizes", "state", "retired")}
     old = row | {"seq_id": 7, "time_created_us": CREATED_NS // 1000}

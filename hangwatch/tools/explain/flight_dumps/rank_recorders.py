@@ -92,11 +92,15 @@ def _find_ranks(files: Sequence[DumpFile], notes: list[str]) -> dict[int, list[D
         else:
             by_rank[number].append(file)
     if unknown:
-        of = f"{words.count(len(unknown), 'dump')} of a flight recorder: the rank is unknown"
-        notes.append(f"{_describe_example(unknown)}{of}; end the file name with `rank` and the number, as torch does")
+        notes.append(
+            f"{_describe_example(unknown)}{words.count(len(unknown), 'dump')} of a flight recorder: the rank is "
+            "unknown; end the file name with `rank` and the number, as torch does"
+        )
     if contradicted:
-        of = f"{words.count(len(contradicted), 'dump')} of a flight recorder ignored"
-        notes.append(f"{_describe_example(contradicted)}{of}: the number in the file name is not a rank of its groups")
+        notes.append(
+            f"{_describe_example(contradicted)}{words.count(len(contradicted), 'dump')} of a flight recorder ignored: "
+            "the number in the file name is not a rank of its groups"
+        )
     return by_rank
 
 

@@ -6,6 +6,7 @@ Pure. The watchdog writes a dump as a pickle when an operation times out. The fi
 NCCLUtils.hpp. The content is not trusted.
 """
 
+import itertools
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -85,8 +86,11 @@ class FlightDump(NamedTuple):
 
 def begins_so(head: bytes) -> bool:
     """True if a file begins like a dump: with a pickle, or with a JSON object that has a key of a dump."""
-    is_of_ras = b"cuda_runtime_version" in head  # ncclras -f json
-    return (_PICKLED.match(head) or _OPENS.match(head)) is not None and _KEY.search(head) is not None and not is_of_ras
+    return (
+        (_PICKLED.match(head) or _OPENS.match(head)) is not None
+        and _KEY.search(head) is not None
+        and b"cuda_runtime_version" not in head  # ncclras -f json
+    )
 
 
 def parse(content: bytes) -> FlightDump:
@@ -122,7 +126,7 @@ def parse(content: bytes) -> FlightDump:
     recorders = tuple(
         RankRecords(
             library=library,
-            records=mark_batch_parts(_reopen_aborted(records) if library == "nccl" else records),
+            records=mark_batch_parts(_count_batches(_reopen_aborted(records)) if library == "nccl" else records),
             groups=statuses,
             members=members if library != "gloo" else (),
             next_id=records[-1].id + 1 if records else 0,
@@ -196,6 +200,27 @@ def _reopen_aborted(records: Sequence[FlightRecord]) -> list[FlightRecord]:
             newest_ns.setdefault(record.group_id, record.created_unix_ns)
         kept.append(replace(record, state="open", is_started=False) if is_aborted else record)
     return kept[::-1]
+
+
+def _count_batches(records: Sequence[FlightRecord]) -> list[FlightRecord]:
+    """Return the records with all batches of sends and receives: torch 2.4 counted them as collectives.
+
+    The ranks of a pipeline have different numbers of batches, so the collectives of such a group are left out.
+    """
+    batches = {
+        (part.group_id, part.collective_seq)
+        for part, closing in itertools.pairwise(records)
+        if part.is_p2p and not closing.is_p2p and closing.operation == "nccl:coalesced"
+        if (part.group_id, part.collective_seq) == (closing.group_id, closing.collective_seq)
+    }
+    mixed = {group_id for group_id, _ in batches}
+    counted = (
+        replace(record, is_p2p=True, p2p_seq=record.collective_seq)
+        if (record.group_id, record.collective_seq) in batches
+        else record
+        for record in records
+    )
+    return [record for record in counted if record.is_p2p or record.group_id not in mixed]
 
 
 def _parse_record(row: Mapping[object, object]) -> tuple[FlightRecord, Library, int]:
@@ -301,9 +326,6 @@ def _parse_ranks(text: str) -> list[int]:
     return numbers
 
 
-# --- conclusions -----------------------------------------------------------------------------------------------------
-
-
 def _find_complete_start(records: Sequence[FlightRecord], statuses: Sequence[GroupStatus]) -> int:
     """Return the lowest id after which no operation is missing.
 
@@ -341,11 +363,9 @@ def _find_possible_ranks(
     for record in records:
         if record.group_name not in places or _PEERS.match(record.operation):
             places[record.group_name] = record.operation
-    for name, operation in places.items():
-        if name not in listed:
-            continue
+    for name in places.keys() & listed.keys():
         ranks = [rank for first, last in listed[name] for rank in range(first, last + 1)]
-        peers = _PEERS.match(operation)
+        peers = _PEERS.match(places[name])
         if peers and int(peers.group(1)) < len(ranks):
             ranks = [ranks[int(peers.group(1))]]
         possible = set(ranks) if possible is None else possible & set(ranks)

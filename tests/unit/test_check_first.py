@@ -406,6 +406,11 @@ CASES: dict[str, tuple[dict[str, object], str, str]] = {
         "perhaps a key of the store, awaited by write(), called by save (train.py:48) in rank 3 (a, pid 160)",
         "check if that call returns: its file system or service, and state (D is blocked) and wchan of the rank",
     ),
+    "a debugger": (
+        {"activity": "debugger"},
+        "write(), called by save (train.py:48) in rank 3 (a, pid 160)",
+        "ask the person who uses the debugger",
+    ),
     "a sleep of days": (
         {"stack": StackFacts(user_frames=(LINE,), sleep=Sleep(1e9, 90_000.0, "p"))},
         "write(), called by save (train.py:48) in rank 3 (a, pid 160)",

@@ -37,9 +37,10 @@ def stuck_on(finding: Finding) -> str:
         return f"{words.join_words(sorted(filter(None, mounts)))}, which does not respond"
     if finding.scene.is_one_process and finding.others:
         return _place_of_rank(finding.others[0], finding.others[0].members[0])
-    is_unsure = finding.kind == "CannotTell"
     waiting = [
-        group for group in finding.others if group.frames and (group.waits_for in {"ranks", "gpu"} or not is_unsure)
+        group
+        for group in finding.others
+        if group.frames and (group.waits_for in {"ranks", "gpu"} or finding.kind != "CannotTell")
     ]
     line = clauses.describe_line(waiting[0]) if len(waiting) == 1 else ""
     return f"{clauses.operations(waiting)}{line}" if waiting else ""
@@ -112,13 +113,14 @@ def _thaw(member: Member, cgroup: str) -> str:
     on = f" on {words.printable(member.id.node)}" if member.id.node else ""
     if ".." in cgroup.split("/"):
         return f"thaw its control group{on}, outside of the container of hangwatch"
-    is_v1 = member.kernel.state in BLOCKED_STATES
-    value, file = ("THAWED", "freezer.state") if is_v1 else ("0", "cgroup.freeze")
+    value, file = ("THAWED", "freezer.state") if member.kernel.state in BLOCKED_STATES else ("0", "cgroup.freeze")
     return f"thaw its control group: `echo {value} > {shlex.quote(f'/sys/fs/cgroup{cgroup}/{file}')}`{on}"
 
 
 def _look_at_line(group: Group, member: Member) -> str:
     """Return the step for a rank or worker that is blocked at a line: the command that shows its call below Python."""
+    if group.activity == "debugger":
+        return "ask the person who uses the debugger"
     busy = clauses.find_busy_worker(group)
     pid = member.id.pid if busy is None else busy.pid
     if pid is not None and any(stack_frames.is_native(frame.function, frame.file) for frame in group.frames):

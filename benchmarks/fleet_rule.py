@@ -127,15 +127,6 @@ def serve(body: bytes) -> ThreadingHTTPServer:
     return server
 
 
-class Fleet(RealPrometheus):
-    """A Prometheus that keeps the labels `job` and `instance` of the scraped series."""
-
-    def command(self) -> list[str]:
-        """Return the command line of Prometheus, with a configuration that keeps these labels."""
-        self._config["scrape_configs"][0]["honor_labels"] = True
-        return super().command()
-
-
 class Cost(NamedTuple):
     """CPU seconds of one evaluation of the group, and the number of suspect ranks in the last evaluation."""
 
@@ -150,10 +141,13 @@ def measure(port: int, rules: Path, windows: int) -> Cost:
         slower = Path(folder) / rules.name
         slower.write_text(_INTERVAL.sub(lambda found: f"{found[1]}{int(found[2]) * SLOWER}", rules.read_text()))
         targets = {"all": f"127.0.0.1:{port}"}
-        prometheus = stack.enter_context(Fleet(Path(folder), targets, rules=[slower], scrape_seconds=SCRAPE_SECONDS))
+        prometheus = stack.enter_context(
+            RealPrometheus(Path(folder), targets, rules=[slower], scrape_seconds=SCRAPE_SECONDS, honors_labels=True)
+        )
         end = time.monotonic() + START_SECONDS
         while not prometheus.query("count(hangwatch:odd_rank:held)") and time.monotonic() < end:
             time.sleep(0.5)
+        assert len(prometheus.query("count by (instance) (hangwatch_job_page)")) > 1, "nodes need a label of their own"
         end = time.monotonic() + MOST_SECONDS
         costs, began = [], _wait_for_evaluations(prometheus, _spent(prometheus), 1, end)
         while len(costs) < windows and time.monotonic() < end:

@@ -202,7 +202,7 @@ class RealPrometheus(_Process):
     """Debian's Prometheus on a free loopback port.
 
     `targets` maps `instance` to `host:port`. The job "hangwatch" scrapes all of them. `rules` are rule files.
-    `alertmanager` is a `host:port`.
+    `alertmanager` is a `host:port`. `honors_labels`: the labels `job` and `instance` of the scraped series are kept.
     """
 
     name = program = "prometheus"
@@ -218,6 +218,7 @@ class RealPrometheus(_Process):
         alertmanager: str | None = None,
         scrape_seconds: float = 1.0,
         evaluate_seconds: float = 1.0,
+        honors_labels: bool = False,
     ) -> None:
         config: dict[str, Any] = {
             "global": {
@@ -229,6 +230,7 @@ class RealPrometheus(_Process):
             "scrape_configs": [
                 {
                     "job_name": "hangwatch",
+                    "honor_labels": honors_labels,
                     "static_configs": [
                         {"targets": [address], "labels": {"instance": instance}}
                         for instance, address in targets.items()

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 
-import psutil
 from msgspec import structs
 
 from hangwatch import words
@@ -37,6 +36,8 @@ def read(targets: Sequence[ProcessId]) -> dict[ProcessId, ProcessDetails]:
 
 
 def _read(pid: int, tables: sockets.Tables) -> ProcessDetails:
+    import psutil  # not at the start: only details of a named rank need it, and it costs 1 MiB
+
     proc_root = tables.proc_root
     status, links = proc_pid.status(proc_root, pid), sockets.descriptors(pid, proc_root)
     details = ProcessDetails(

@@ -87,11 +87,12 @@ class WaitChains(NamedTuple):
         readable = [step.pid for step in steps if job.read_process(step.pid) or not step.is_worker]
         others = tuple(step.pid for step in steps if not step.is_worker)
         asks = self._find_asking_part(pid, call, readable)
+        holding: tuple[int, ...] = ()
         if call.kind == "locks":
             lock = file_locks.find_awaited_lock(pid, call.descriptors[0], job.proc_root)
+            holding = self._find_holding(lock)
         else:
             lock = self._find_lock([step.pid for step in steps], rank)
-        holding = self._find_holding(lock) if call.kind == "locks" else ()
         if asks is not None or lock is not None:
             return Chain(None, (*others, *holding), holding, asks, lock)
         visited = {pid, *(step.pid for step in steps)}
@@ -206,7 +207,8 @@ class WaitChains(NamedTuple):
         if step.may_answer and (connected := [each for each in held if self.job.leaves_job(each)]):
             return _name_peers(f"{step.name}, connected to ", connected)
         if step.may_answer:
-            return Awaited(name=step.name, end="process" if any(each.is_open for each in held) else "program")
+            is_connected = any(connection.is_open for connection in held)
+            return Awaited(name=step.name, end="process" if is_connected else "program")
         if call is None or not step.is_worker:
             return None
         if call.kind == "sleeps":
@@ -226,14 +228,14 @@ class WaitChains(NamedTuple):
 
     def _find_lock(self, children: Sequence[int], rank: int) -> FileLock | None:
         """Return a file lock that another rank holds and for which a child waits; None if there is none."""
-        calls = ((child, self.job.read_call(child)) for child in children[:_MOST_CHILDREN])
-        locks = (
-            file_locks.find_awaited_lock(child, call.descriptors[0], self.job.proc_root)
-            for child, call in calls
-            if call is not None and call.kind == "locks"
-        )
-        held = next((lock for lock in locks if lock and lock.holder_pid in self.job.ranks - {rank}), None)
-        return None if held is None else replace(held, by_child=True)
+        for child in children[:_MOST_CHILDREN]:
+            call = self.job.read_call(child)
+            if call is None or call.kind != "locks":
+                continue
+            lock = file_locks.find_awaited_lock(child, call.descriptors[0], self.job.proc_root)
+            if lock is not None and lock.holder_pid in self.job.ranks - {rank}:
+                return replace(lock, by_child=True)
+        return None
 
     def _find_asking_part(self, pid: int, call: SystemCall, children: Sequence[int]) -> AsksRank | None:
         """Return the part of a process that receives from another rank; None if no part does.
@@ -246,9 +248,10 @@ class WaitChains(NamedTuple):
             return "main"
         if any(job.receives_from_rank(child, job.read_call(child), rank) for child in children[:_MOST_CHILDREN]):
             return "child"
-        calls = job.thread_calls(pid).values() if call.name == "futex" and pid == rank else ()
-        asks = (job.receives_from_rank(pid, other, rank) for other in calls if len(other.descriptors) == 1)
-        return "thread" if any(asks) else None
+        if call.name != "futex" or pid != rank:
+            return None
+        single = (other for other in job.thread_calls(pid).values() if len(other.descriptors) == 1)
+        return "thread" if any(job.receives_from_rank(pid, other, rank) for other in single) else None
 
     def _find_client(self, pid: int, call: SystemCall, threads: Sequence[Thread]) -> Awaited | None:
         """Return the peer outside of the job from which another thread of a rank awaits an answer; None without one.
@@ -268,11 +271,13 @@ class WaitChains(NamedTuple):
                 continue
             stack = python.get(str(procfs.read_inner_pid(thread, folder)))
             comm = pseudo_files.read_or_empty(f"{folder}/{thread}/comm").strip()
-            is_library = stack is None and (job.has_ranks_on_other_nodes or _OF_LIBRARIES.search(comm))
-            functions = {stack_frames.plain_name(frame.function) for frame in stack.frames} if stack else {_EVENT_LOOP}
-            if _EVENT_LOOP in functions and not is_library:
-                name = (stack and stack.name) or comm
-                return _name_peers(f"its thread {words.printable(name)}, which waits for ", peers)
+            if stack is None:
+                counts = not (job.has_ranks_on_other_nodes or _OF_LIBRARIES.search(comm))
+            else:
+                counts = any(stack_frames.plain_name(frame.function) == _EVENT_LOOP for frame in stack.frames)
+            if counts:
+                name = words.printable(comm if stack is None else stack.name or comm)
+                return _name_peers(f"its thread {name}, which waits for ", peers)
         return None
 
     def _find_pool(self, pid: int, call: SystemCall) -> Awaited | None:

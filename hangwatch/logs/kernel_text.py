@@ -34,11 +34,8 @@ class KernelLogLine(NamedTuple):
 def has_shape(line: str) -> bool:
     """True if a line begins like the output of dmesg, journalctl -k or /dev/kmsg."""
     before = _PATTERNS["prefix"].match(line)
-    return bool(
-        (before and (before["clock"] or before["record"] or before["syslog"]))
-        or line.startswith(_CONTINUES)
-        or _PATTERNS["iso_of_dmesg"].match(line)
-    )
+    has_mark = before is not None and any((before["clock"], before["record"], before["syslog"]))
+    return has_mark or line.startswith(_CONTINUES) or _PATTERNS["iso_of_dmesg"].match(line) is not None
 
 
 def find(line: str) -> KernelLogLine | None:

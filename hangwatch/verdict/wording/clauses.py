@@ -169,7 +169,8 @@ def describe_call(call: KernelCall, member: Member, ranks: Mapping[int, RankId])
 
     `ranks` are the ranks on its node, keyed by pid.
     """
-    return describe_object(call, member, ranks) + (f", in each of {call.rounds} rounds" if call.rounds > 1 else "")
+    rounds = f", in each of {call.rounds} rounds" if call.rounds > 1 else ""
+    return f"{describe_object(call, member, ranks)}{rounds}"
 
 
 def describe_object(call: KernelCall, member: Member, ranks: Mapping[int, RankId]) -> str:
@@ -179,8 +180,10 @@ def describe_object(call: KernelCall, member: Member, ranks: Mapping[int, RankId
     about = [_describe_target(one, member, ranks) for one in call.behind]
     if call.descriptors > len(about) > 0:
         about.append(words.count(call.descriptors - len(about), "other descriptor"))
-    child = "" if call.child_pid is None else f"its child {call.child_pid} ({call.child_comm})"
-    about += filter(None, (call.path, child))
+    if call.path:
+        about = [call.path]
+    if call.child_pid is not None:
+        about = [f"its child {call.child_pid} ({call.child_comm})"]
     return f"{call.says} {words.join_words(about)}" if about else f"{call.name}()"
 
 
@@ -271,8 +274,9 @@ def _is_of_pool(frames: Iterable[Frame]) -> bool:
 
 
 def _describe_worker(worker: Stack) -> str:
-    held = dict.fromkeys(STOPPED_STATES, ", stopped") | dict.fromkeys(BLOCKED_STATES, ", blocked in the kernel")
-    return f"pid {worker.pid}{held.get(worker.state or '', '')}"
+    state = "stopped" if worker.state in STOPPED_STATES else "blocked in the kernel"
+    held = worker.state in STOPPED_STATES | BLOCKED_STATES
+    return f"pid {worker.pid}, {state}" if held else f"pid {worker.pid}"
 
 
 def _find_innermost_function(group: Group) -> str:

@@ -3,7 +3,7 @@
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from hangwatch.collectives.process_groups import ProcessGroup
@@ -12,6 +12,15 @@ from hangwatch.model.keyed_lists import list_by_key
 
 _MOST_ORDERED = 8
 _EXCHANGE = "all_to_all"
+_NAMES_BY_BYTES = {
+    1: "Byte Char Bool Float8_e4m3fn Float8_e4m3fnuz Float8_e5m2 Float8_e5m2fnuz Float8_e8m0fnu",
+    2: "Short Half BFloat16 UInt16",
+    4: "Int Float UInt32 ComplexHalf",
+    8: "Long Double UInt64 ComplexFloat",
+    16: "ComplexDouble",
+}
+_ELEMENT_BYTES = {name: size for size, names in _NAMES_BY_BYTES.items() for name in names.split()}
+"""The size of an element by its data type (torch/headeronly/core/ScalarType.h)."""
 
 Sides: TypeAlias = tuple[tuple[str, tuple[int, ...]], ...]
 """The different operations that ranks of one group enqueued, as text, each with its ranks; most ranks first."""
@@ -24,24 +33,32 @@ _Form: TypeAlias = tuple[str, tuple[str, ...], tuple[tuple[int, ...], ...]]
 def find_other_operation(group: ProcessGroup) -> Sides:
     """Return the different operations that members enqueued under the same number while a rank waits in it.
 
-    () if they agree. The names of the operations are compared first, then their data types, then the numbers of
-    elements of their tensors: the library does not see shapes.
+    () if they agree. The names of the operations are compared first, then their data types, then their sizes. Tensors
+    of as many bytes are equal: an operation on them ends, whatever their types and shapes are.
     """
     enqueued = _find_enqueued(group) if group.waits and len(group.generations) == 1 else {}
     for number in sorted(enqueued):
         alike: dict[_Form, list[int]] = defaultdict(list)
         is_balanced = _is_balanced(enqueued[number].values(), len(group.members))
-        shapes: dict[tuple[int, ...], tuple[tuple[int, ...], ...]] = {}  # one for each number of elements
+        forms: dict[Hashable, EnqueuedOperation] = {}  # one for each number of bytes
         for rank, operation in enqueued[number].items():
-            shape = shapes.setdefault(tuple(map(math.prod, operation.sizes)), operation.sizes)
-            sizes = () if operation.operation == _EXCHANGE and is_balanced else shape
-            alike[operation.operation, operation.dtypes, sizes].append(rank)
+            form = forms.setdefault(_count_bytes(operation), operation)
+            sizes = () if operation.operation == _EXCHANGE and is_balanced else form.sizes
+            alike[operation.operation, form.dtypes, sizes].append(rank)
         for key_of, say in _COMPARED if len(alike) > 1 else ():
             keys = ((key_of(*form), ranks) for form, ranks in alike.items())
             sides = list_by_key((key, rank) for key, ranks in keys if any(key) for rank in ranks)
             if len(sides) > 1:
                 return _sorted({say(*key): ranks for key, ranks in sides.items()})
     return ()
+
+
+def _count_bytes(operation: EnqueuedOperation) -> Hashable:
+    """Return the bytes of each tensor; the types and numbers of elements if a type or a size is unknown."""
+    counts = tuple(map(math.prod, operation.sizes))
+    if len(counts) != len(operation.dtypes) or not _ELEMENT_BYTES.keys() >= set(operation.dtypes):
+        return operation.dtypes, counts
+    return tuple(count * _ELEMENT_BYTES[dtype] for count, dtype in zip(counts, operation.dtypes, strict=True))
 
 
 def _find_enqueued(group: ProcessGroup) -> dict[int, dict[int, EnqueuedOperation]]:

@@ -9,6 +9,7 @@ from hangwatch.collectives.process_groups import DEFAULT_GROUP, process_key
 from hangwatch.model import SIGNAL_STOPPED_STATE, Group, Grouping, Member, Motion, RankId, Signature, Verdict
 from hangwatch.stacks.frames import plain_name, short_path
 from hangwatch.verdict import kinds
+from hangwatch.verdict.rules import has_crashed
 from hangwatch.verdict.sequence_rules import decide_by_records
 
 # torch's DataLoader repeats its timed wait until data comes or a worker ends; with a timeout of the user it fails.
@@ -25,7 +26,8 @@ def find_permanent(grouping: Grouping, verdict: Verdict) -> frozenset[RankId]:
     """Return the ranks that block the job for good.
 
     These are named ranks that cannot move, and ranks in a cycle or a mismatch by sequence numbers, if all of them only
-    wait. A rank that saves in the background, or uses its GPU after it has posted a receive, may still go on.
+    wait. A rank that saves in the background, or uses its GPU after it has posted a receive, may still go on. Different
+    operations may end when the last rank has joined.
     """
     # Ranks that leave the job, or meet, may wait for a rank that has ended: only a wait in a collective counts.
     is_collective = any(group.activity == "collective_wait" for group in grouping.groups)
@@ -40,14 +42,16 @@ def find_permanent(grouping: Grouping, verdict: Verdict) -> frozenset[RankId]:
         for records in recorder.groups
         if any(operation.stays_open for operation in records.operations)
     }
-    awaits_all = not waited_in or DEFAULT_GROUP in waited_in
     suspects = (each for each in members if each[1].id in named)
+    awaits_all = DEFAULT_GROUP in waited_in
     if permanent := frozenset(each[1].id for each in suspects if _cannot_move(*each, awaits_all=awaits_all)):
         return permanent
     answer = decide_by_records(grouping)
     if not kinds.find(answer.kind).by_order:
         return frozenset()
     ranks = {*answer.graph.cycle}.union(*(ranks for sides in answer.graph.mismatches for _, ranks in sides))
+    if answer.graph.mismatches and not ranks >= answer.graph.awaited.keys():
+        return frozenset()
     blocked = [(group, member) for group, member in members if process_key(member.id) in ranks]
     return frozenset(member.id for _, member in blocked) if all(_only_waits(*each) for each in blocked) else frozenset()
 
@@ -67,16 +71,17 @@ def _only_waits(group: Group, member: Member) -> bool:
 
 
 def _cannot_move(group: Group, member: Member, *, awaits_all: bool) -> bool:
-    """True if a signal has stopped a rank or every process that can end its call, or it has ended while `awaits_all`.
+    """True if a signal has stopped a rank or every process that can end its call, or if it has ended and is awaited.
 
-    If others wait only in groups without all ranks, it may have left the job when its work was done.
-    Only an outsider can continue these processes. A tracer, a freezer or a timeout may end other waits that look alike.
+    If it has ended without a trace, and others are not known to wait in a group of all ranks (`awaits_all`), it may
+    have left when its work was done. Only an outsider can continue stopped processes. A tracer, a freezer or a timeout
+    may end other waits that look alike.
     """
     if member.signature is Signature.STOPPED:
         is_free = member.waits.tracer is None and member.waits.frozen_cgroup is None
         return is_free and member.kernel.state == SIGNAL_STOPPED_STATE
     call = member.kernel.call
     if member.signature is not Signature.BLOCKED or call is None:
-        return member.signature is Signature.GONE and awaits_all
+        return member.signature is Signature.GONE and (awaits_all or member.died is not None or has_crashed(member))
     repeats = any((plain_name(frame.function), short_path(frame.file)) == _REPEATS for frame in group.frames)
     return call.is_held and (repeats or not call.may_time_out)

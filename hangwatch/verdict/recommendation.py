@@ -393,11 +393,11 @@ def _make_fingerprint(suspects: Iterable[Group], groups: Iterable[Group]) -> str
     It is a hash of the keys of the suspects' groups and of the largest other group that waits. A key contains the
     functions and files of a stack, without lines, pids and addresses. So it is equal on all nodes.
     """
-    keys = sorted({group.key for group in suspects if group.frames})
+    keys = {group.key for group in suspects if group.frames}
     waiting = (group for group in groups if group.frames and group.waits_for in ("ranks", "gpu"))
     others = (group for group in waiting if group.key not in keys)
     largest = max(others, key=lambda group: (group.size, group.key), default=None)
-    parts = [*keys, "", "" if largest is None else largest.key]
+    parts = [*sorted(keys), "", "" if largest is None else largest.key]
     return _hash_parts(parts) if any(parts) else ""
 
 

@@ -21,6 +21,8 @@ from hangwatch.verdict.scene import (
     wants_gil,
 )
 
+_MOST_COMPARED = 64  # waiting groups, the largest ones
+
 # --- which ranks are suspects, and how certain that is ---------------------------------------------------------------
 
 
@@ -66,7 +68,7 @@ def _remove_lock_waiters(may_be_suspects: Callable[[Scene], Sequence[Group]]) ->
     """
 
     def suspects(scene: Scene) -> Sequence[Group]:
-        waiting = [group for group in scene.stacked if group.waits]
+        waiting = [group for group in scene.stacked if group.waits][:_MOST_COMPARED]
 
         def kept(group: Group) -> Group | None:
             if not any(user_code.is_at_earlier_line(group, other) for other in waiting):

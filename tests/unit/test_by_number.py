@@ -9,6 +9,7 @@ from hangwatch.collectives.rank_records import merge_rounds
 from hangwatch.model import (
     CallTarget,
     Confidence,
+    Died,
     FileLock,
     Frame,
     GpuReadings,
@@ -533,12 +534,14 @@ def with_odd(
     at: str = "step",
     others: str = "collective_wait",
     waited_in: str = WORLD,
+    died: Died | None = None,
 ) -> Grouping:
     """Return a grouping of rank 3, and all other ranks in a collective of a group, or another activity."""
-    odd = replace(samples.member(3), signature=signature, kernel=kernel or KernelFacts(), waits=waits_facts or Waits())
+    facts = {"kernel": kernel or KernelFacts(), "waits": waits_facts or Waits(), "died": died}
+    odd = replace(samples.member(3), signature=signature, **facts)
     frames = (Frame(function=at, file="torch/utils/data/dataloader.py", line=9),)
     group = Group(key="odd", activity="unknown", members=(odd,), gone=signature is Signature.GONE, frames=frames)
-    recorded = standing(0, waits(6, waited_in) if others == "collective_wait" else done(6)).recorder
+    recorded = standing(0, waits(6, waited_in) if waited_in and others == "collective_wait" else done(6)).recorder
     waiting = samples.waiting(rank for rank in range(8) if rank != 3)
     members = tuple(replace(one, recorder=recorded) for one in waiting.members)
     kind = activity_table.find_activity(others).waits_for
@@ -559,6 +562,8 @@ STOPPED, TRACED = KernelFacts(state="T"), KernelFacts(state="t")
 PERMANENT = {
     "gone": (with_odd(Signature.GONE), True),
     "gone, and the others wait in their own group": (with_odd(Signature.GONE, waited_in="7"), False),
+    "gone, and no record shows the wait": (with_odd(Signature.GONE, waited_in=""), False),
+    "died": (with_odd(Signature.GONE, waited_in="", died=Died(text="ValueError", detail="", unix_seconds=1.0)), True),
     "gone, while the others leave": (with_odd(Signature.GONE, others="leaving"), False),
     "stopped": (with_odd(Signature.STOPPED, STOPPED), True),
     "stopped, while the others load": (with_odd(Signature.STOPPED, STOPPED, others="data_loading"), False),

@@ -288,15 +288,25 @@ def test_another_operation_under_the_same_number() -> None:
     assert found.graph.mismatches == ((("all_reduce", (0, 1, 2)), ("barrier", (3,))),)
 
 
-@pytest.mark.parametrize(("operation", "kind"), [("all_reduce", "Mismatch"), ("scatter", "AllJoined")])
-def test_sizes_differ_only_where_they_should_be_equal(operation: str, kind: str) -> None:
-    job = [
-        member(
-            rank,
-            recorder(record(6, operation=f"nccl:{operation}", state="open", input_sizes=((4, 4 + (rank == 2)),))),
-        )
-        for rank in range(4)
-    ]
+@pytest.mark.parametrize(
+    ("operation", "size", "dtype", "kind"),
+    [
+        ("all_reduce", (4, 5), "Float", "Mismatch"),
+        ("scatter", (4, 5), "Float", "AllJoined"),
+        ("broadcast", (4, 4), "Half", "Mismatch"),
+        ("broadcast", (4, 4), "Int", "AllJoined"),
+        ("broadcast", (64,), "Byte", "AllJoined"),
+        ("broadcast", (64,), "Bits", "Mismatch"),
+    ],
+)
+def test_tensors_differ_only_where_they_should_have_equal_bytes(
+    operation: str, size: tuple[int, ...], dtype: str, kind: str
+) -> None:
+    def of(size: tuple[int, ...], dtype: str) -> RankRecords:
+        given = {"input_sizes": (size,), "input_dtypes": (dtype,)}
+        return recorder(record(6, operation=f"nccl:{operation}", state="open", **given))
+
+    job = [member(rank, of(size, dtype) if rank == 2 else of((4, 4), "Float")) for rank in range(4)]
     found = judge(job)
     assert (found.kind, found.check_first) == (kind, (2,) if kind == "Mismatch" else ())
 

@@ -302,11 +302,11 @@ def test_another_operation_under_the_same_number() -> None:
 def test_tensors_differ_only_where_they_should_have_equal_bytes(
     operation: str, size: tuple[int, ...], dtype: str, kind: str
 ) -> None:
-    def of(size: tuple[int, ...], dtype: str) -> RankRecords:
+    def recorded(size: tuple[int, ...], dtype: str) -> RankRecords:
         given = {"input_sizes": (size,), "input_dtypes": (dtype,)}
         return recorder(record(6, operation=f"nccl:{operation}", state="open", **given))
 
-    job = [member(rank, of(size, dtype) if rank == 2 else of((4, 4), "Float")) for rank in range(4)]
+    job = [member(rank, recorded(size, dtype) if rank == 2 else recorded((4, 4), "Float")) for rank in range(4)]
     found = judge(job)
     assert (found.kind, found.check_first) == (kind, (2,) if kind == "Mismatch" else ())
 

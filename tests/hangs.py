@@ -6,6 +6,7 @@ from msgspec import toml
 
 from hangwatch import config
 from hangwatch.model import (
+    Awaited,
     Died,
     Fault,
     FileLock,
@@ -79,6 +80,7 @@ def dump(stand: dict[str, Any], number: int, pid: int) -> ProcessDump:
         file_lock=FileLock(path="/data/the.lock", holder_pid=1000 + stand["lock_of"]) if "lock_of" in stand else None,
         shares_lock=stand.get("shares_lock", False),
         stuck_on=stand.get("stuck_on"),
+        awaited=Awaited(name=stand["awaited"]) if "awaited" in stand else None,
         waits_in_torch=stand.get("in_torch", False),
     )
 

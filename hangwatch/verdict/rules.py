@@ -119,14 +119,14 @@ def died_first(scene: Scene) -> Sequence[Group]:
 def _find_ended(scene: Scene) -> Sequence[Group]:
     """Return the ended ranks that no crash artifact acquits.
 
-    Left out, if another rank is blocked on a file or pipe that no process of the job can serve: ranks without crash
-    artifacts. They may have left when their work was done, and the blocked rank cannot join.
+    Left out, if another rank waits for a file, a pipe or a peer outside of the job: ranks without crash artifacts. They
+    may have left when their work was done, and the others may wait for that rank.
     """
     waits = [member.waits for member in scene.stacked_members]
-    is_other_blocked = any(each.stuck_on is not None or each.object == "file" for each in waits)
+    is_other_outside = any(each.stuck_on or each.awaited or each.object == "file" for each in waits)
 
     def may_have_died(member: Member) -> bool:
-        return not is_other_blocked if member.died is None else not member.died.of_others
+        return not is_other_outside if member.died is None else not member.died.of_others
 
     return keep_groups(scene.gone, may_have_died)
 
@@ -257,7 +257,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         kind="RankGone",
         description="have ended (or are a zombie) on a node that responds; no crash artifact blames another rank, and "
-        "no other rank is blocked on a file or pipe that no process of the job can serve",
+        "no other rank waits for a file, a pipe or a peer outside of the job",
         suspects=_find_ended,
         half_of="dumped",
         weigh=_weigh_gone,

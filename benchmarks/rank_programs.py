@@ -26,6 +26,7 @@ from hangwatch.model.flight_records import (
     Library,
     ProgressCounter,
     RankRecords,
+    find_progressions,
 )
 from tests.scenarios import power
 from tests.scenarios.progress import FLOCK, TRAINS_ALONE
@@ -230,7 +231,7 @@ class Job:
                 for group, last in newest.items()
             ),
             members=tuple(
-                GroupMembers(name=str(place), description=group, ranks=tuple((rank, rank) for rank in members))
+                GroupMembers(name=str(place), description=group, ranks=find_progressions(members))
                 for place, (group, members) in enumerate(self.groups.items())
                 if lists_members and rank in members
             ),

@@ -16,7 +16,8 @@ from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 
-from hangwatch.model.flight_records import EARLIEST_UNIX_NS, LATEST_UNIX_NS, RankRecords
+from hangwatch.limits import MOST_RANKS
+from hangwatch.model.flight_records import EARLIEST_UNIX_NS, LATEST_UNIX_NS, RankRecords, list_ranks
 from hangwatch.probes.process import memory_image
 from hangwatch.probes.process.memory_image import UnreadableError
 from hangwatch.probes.torch_recorder import decode, layouts, rows
@@ -140,9 +141,7 @@ def find_nonsense(found_records: RankRecords, newest: int | None = None) -> str:
             for shape in (*record.input_sizes, *record.output_sizes)
             for size in shape
         ),
-        "members": all(
-            0 <= first <= last < decode.MOST_RANK for group in found_records.members for first, last in group.ranks
-        ),
+        "members": all(0 <= rank < MOST_RANKS for group in found_records.members for rank in list_ranks(group.ranks)),
     }
     return ", ".join(name for name, holds in rules.items() if not holds)
 

@@ -15,7 +15,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from hangwatch.model import EnqueuedOperation, GroupRecords, Member, RankId
-from hangwatch.model.flight_records import Library
+from hangwatch.model.flight_records import Library, list_ranks
 from hangwatch.model.keyed_lists import list_by_key
 
 DEFAULT_GROUP = "0", "default_pg"  # torch/distributed/distributed_c10d.py
@@ -167,16 +167,17 @@ def find_groups(by_key: Mapping[int, Member], world_size: int | None) -> list[Pr
             }
             newest, completed = _find_numbers(by_member, waits, members, by_key)
             unknown = frozenset(members) - newest.keys() if waits else frozenset()
-            facts = by_member, waits, transfers, members, is_whole, newest, completed, unknown
-            groups.append(ProcessGroup(library, name, *facts))
+            groups.append(
+                ProcessGroup(library, name, by_member, waits, transfers, members, is_whole, newest, completed, unknown)
+            )
     return groups
 
 
 def _part_namesakes(by_member: Mapping[int, GroupRecords]) -> Iterable[Mapping[int, GroupRecords]]:
     """Return the records of each group if disjoint groups have one name, as `split_group` gives it."""
     by_ranks = list_by_key((records.ranks, (rank, records)) for rank, records in by_member.items())
-    ends = list(chain.from_iterable(sorted(span for ranks in by_ranks for span in ranks)))
-    are_disjoint = () not in by_ranks and all(last < start for last, start in zip(ends[1::2], ends[2::2], strict=False))
+    listed = list_ranks(chain.from_iterable(by_ranks), _MOST_MEMBERS)
+    are_disjoint = () not in by_ranks and 0 < len(listed) == len(set(listed))
     return map(dict, by_ranks.values()) if are_disjoint else (by_member,)
 
 
@@ -197,18 +198,14 @@ def _find_members(
     first = next(iter(records.values()))
     is_default = (first.name, first.description) == DEFAULT_GROUP
     is_listed = not is_default or world_size is None
-    are_alike = is_listed and all(
-        first.ranks is other.ranks or first.ranks == other.ranks for other in records.values()
-    )
-    ranges = first.ranks if are_alike else ()
-    size = sum(last + 1 - start for start, last in ranges)
-    if are_numbered and 0 < size <= _MOST_MEMBERS:
-        ranks = {rank for start, last in ranges for rank in range(start, last + 1)}
-        return tuple(sorted(ranks | records.keys())), ranks >= records.keys()
+    are_alike = is_listed and all(first.ranks == other.ranks for other in records.values())
+    listed = set(list_ranks(first.ranks, _MOST_MEMBERS) if are_alike else ())
+    if are_numbered and listed:
+        return tuple(sorted(listed | records.keys())), listed >= records.keys()
     if is_default:
         ranks = {*by_key, *range(min(world_size or 0, _MOST_MEMBERS) if are_numbered else 0)}
         return tuple(sorted(ranks)), len(ranks) == world_size
-    return tuple(sorted(records)), size == len(records)
+    return tuple(sorted(records)), len(listed) == len(records)
 
 
 def _find_numbers(

@@ -6,10 +6,13 @@ write all of it, so it is bounded and printable, and no more trustworthy than th
 the records and the moment when each is written: torch/csrc/distributed/c10d/FlightRecorder.hpp.
 """
 
-from collections.abc import Sequence
-from typing import Annotated, Literal, TypeAlias
+from collections.abc import Iterable, Sequence
+from itertools import chain
+from typing import Annotated, Literal, NamedTuple, TypeAlias
 
 import msgspec
+
+from hangwatch.limits import MOST_RANKS
 
 EARLIEST_UNIX_NS, LATEST_UNIX_NS = 1_420_000_000 * 10**9, 4_102_444_800 * 10**9  # 2015 to 2100
 """A record with a time outside of this range is not valid."""
@@ -18,7 +21,6 @@ MOST_BACKENDS = 16
 MOST_GROUPS = 4096
 MOST_NAME = 128  # characters
 MOST_SEQUENCE = 1 << 53
-_COALESCED = "coalesced"
 BACKEND_NAME = r"^[A-Za-z0-9_.-]{1,32}$"
 Library: TypeAlias = Annotated[str, msgspec.Meta(pattern=BACKEND_NAME)]
 """The backend of a recorder: "gloo" (in libtorch_cpu), "nccl" (in libtorch_cuda), or a name in torch's registry.
@@ -101,12 +103,28 @@ class GroupStatus(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     usual_gap_seconds: float = 0.0
 
 
+_RankNumber: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=MOST_RANKS)]
+
+
+class Progression(NamedTuple):
+    """Ranks in equal steps: a group often has one rank of each node, such as 0, 8, 16."""
+
+    first: _RankNumber
+    last: _RankNumber
+    step: Annotated[int, msgspec.Meta(ge=1, le=MOST_RANKS)] = 1
+
+    @property
+    def ranks(self) -> range:
+        """All ranks."""
+        return range(self.first, self.last + 1, self.step)
+
+
 class GroupMembers(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """The global ranks of a group, as [first, last] of each range. Not with gloo, which keeps no correct list."""
+    """The global ranks of a group, as [first, last, step]. Not with gloo, which keeps no correct list."""
 
     name: str
     description: str
-    ranks: tuple[tuple[int, int], ...]
+    ranks: tuple[Progression, ...]
 
 
 class RankRecords(msgspec.Struct, frozen=True, kw_only=True):
@@ -148,6 +166,24 @@ class ProgressCounter(msgspec.Struct, frozen=True, kw_only=True):
     restarts: int = 0
 
 
+def find_progressions(sorted_ranks: Iterable[int]) -> tuple[Progression, ...]:
+    """Return different ranks as progressions, of which each takes as many of the next ranks as it can."""
+    progressions: list[Progression] = []
+    for rank in sorted_ranks:
+        first, last, step = progressions[-1] if progressions else (rank, rank, 1)
+        if first == last or rank == last + step:
+            progressions[-1:] = [Progression(first, rank, max(1, rank - last))]
+        else:
+            progressions.append(Progression(rank, rank))
+    return tuple(progressions)
+
+
+def list_ranks(progressions: Iterable[Progression], most: int = MOST_RANKS) -> list[int]:
+    """Return the ranks of progressions; none if there are more than `most`."""
+    ranges = [progression.ranks for progression in progressions]
+    return list(chain.from_iterable(ranges)) if sum(map(len, ranges)) <= most else []
+
+
 def mark_batch_parts(records: Sequence[FlightRecord]) -> tuple[FlightRecord, ...]:
     """Return NCCL's records with `is_coalesced_part` set on each part of a batch that a later record closes.
 
@@ -158,6 +194,6 @@ def mark_batch_parts(records: Sequence[FlightRecord]) -> tuple[FlightRecord, ...
     for record in reversed(records):
         key = record.group_id, record.is_p2p, record.p2p_seq if record.is_p2p else record.collective_seq
         marked.append(msgspec.structs.replace(record, is_coalesced_part=True) if key in closed else record)
-        if record.operation.endswith(_COALESCED):
+        if record.operation.endswith("coalesced"):
             closed.add(key)
     return tuple(reversed(marked))

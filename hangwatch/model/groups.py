@@ -7,7 +7,7 @@ from itertools import chain, pairwise
 from msgspec import structs
 
 from hangwatch.model.dumps import KernelLine, RankId
-from hangwatch.model.flight_records import Library
+from hangwatch.model.flight_records import Library, Progression
 from hangwatch.model.gpus import GpuReadings
 from hangwatch.model.jobs import Died, Waiting
 from hangwatch.model.stacks import Frame, Stack
@@ -45,7 +45,7 @@ class GroupRecords(Value, frozen=True):
     `number` is the number of the newest collective. `operations` are the last few operations. Library and name identify
     a group. If a process made several groups with one name, this is the newest group, and `generation` is the number of
     groups with this name. `has_lost_open`: an operation is open that the recorder no longer shows. `ranks` are the
-    global ranks of the group as NCCL lists them, [first, last] of each range. It is empty if no source lists them. In
+    global ranks of the group as NCCL lists them, as in `GroupMembers`. It is empty if no source lists them. In
     the first round, all collectives up to `completed` had completed; -1 if unknown. `thread` is the name of the thread
     that enqueued the newest operation; "" if that is the main thread, has ended or is unknown.
     """
@@ -57,7 +57,7 @@ class GroupRecords(Value, frozen=True):
     generation: int = 1
     operations: tuple[EnqueuedOperation, ...] = ()
     has_lost_open: bool = False
-    ranks: tuple[tuple[int, int], ...] = ()
+    ranks: tuple[Progression, ...] = ()
     completed: int = -1
     thread: str = ""
 

@@ -87,7 +87,7 @@ def test_a_pickle_and_the_same_as_json_are_read_alike(protocol: int) -> None:
     assert [record.is_open for record in recorder.records] == [False, False, True]
     assert [record.completed_unix_ns for record in recorder.records] == [CREATED_NS + 5, CREATED_NS + 6, 0]
     assert (recorder.library, recorder.next_id, recorder.oldest_id, recorder.is_wrapped) == ("nccl", 3, 0, False)
-    assert (found.world_size, found.possible_ranks) == (4, ((0, 3),))
+    assert (found.world_size, found.possible_ranks) == (4, ((0, 3, 1),))
     texts = {key: str(number) for key, number in value["pg_status"]["0"].items()}  # type: ignore[index]
     told = json.dumps({**value, "pg_status": {"0": texts}}).replace("null", "0")
     assert recorder_dump.parse(told.encode()) == found
@@ -176,7 +176,7 @@ def test_how_far_back_it_is_whole(entries: tuple[dict[str, object], ...], oldest
 def test_a_send_tells_the_rank_by_its_place_in_the_group() -> None:
     group = {"1": {"name": "1", "desc": "pp", "ranks": "[2, 6]"}}
     send = entry(0, profiling_name="nccl:send 1->0", is_p2p=True, process_group=("1", "pp"), pg_id=1)
-    assert parse(dumped(send, pg_config=group)).possible_ranks == ((6, 6),)
+    assert parse(dumped(send, pg_config=group)).possible_ranks == ((6, 6, 1),)
 
 
 @pytest.mark.parametrize(
@@ -654,12 +654,14 @@ def test_sizes_of_each_operation_are_compared_as_by_torch(
     assert not ours or answer.check_first == (1,)
 
 
-def test_disjoint_groups_of_one_name_are_not_compared() -> None:
-    """`split_group` gives its parts one name. Rank 2 waits for rank 3, and the group of ranks 0 and 1 has gone on."""
-    calls = {0: [OWN[0]] * 5 + [WORLD], 1: [OWN[0]] * 5 + [WORLD], 2: [OWN[0]] * 2 + [WORLD], 3: [OWN[0]]}
-    dumps = {rank: recorder(rank, of_rank, 5 if rank < 2 else 1) for rank, of_rank in calls.items()}
+@pytest.mark.parametrize("ahead", [(0, 1), (0, 2)])
+def test_disjoint_groups_of_one_name_are_not_compared(ahead: tuple[int, int]) -> None:
+    """`split_group` gives its parts one name. A rank waits for rank 3, and the group of two others has gone on."""
+    behind = sorted({0, 1, 2, 3}.difference(ahead))
+    calls = dict.fromkeys(ahead, [OWN[0]] * 5 + [WORLD]) | {behind[0]: [OWN[0]] * 2 + [WORLD], 3: [OWN[0]]}
+    dumps = {rank: recorder(rank, of_rank, 5 if rank in ahead else 1) for rank, of_rank in calls.items()}
     for rank, dump in dumps.items():
-        dump["pg_config"]["1"] = {"name": "1", "desc": "tp", "ranks": "[0, 1]" if rank < 2 else "[2, 3]"}
+        dump["pg_config"]["1"] = {"name": "1", "desc": "tp", "ranks": str([*ahead] if rank in ahead else behind)}
     answer, _ = judged(dumps)
     assert (answer.kind, answer.check_first) == ("NotJoined", (3,))
 

@@ -12,7 +12,7 @@ from hangwatch.collectives import wait_graph
 from hangwatch.collectives.rank_records import drop_unneeded, merge_rounds, read_single_round
 from hangwatch.collectives.wait_graph import WaitGraph
 from hangwatch.model import Member, RankId, RecorderFacts
-from hangwatch.model.flight_records import FlightRecord, GroupMembers, GroupStatus, RankRecords
+from hangwatch.model.flight_records import FlightRecord, GroupMembers, GroupStatus, RankRecords, find_progressions
 from hangwatch.tools.explain.flight_dumps import recorder_dump
 from hangwatch.verdict.sequence_rules import Answer, decide
 from tests.unit.test_waitfor import record, recorder
@@ -146,7 +146,7 @@ class Simulation:
         first = max(0, min(self.low[rank], self.enqueued[rank] - KEPT))
         records = tuple(self._record(rank, place, groups) for place in range(first, self.enqueued[rank]))
         members = tuple(
-            GroupMembers(name=self.names[group], description="group", ranks=tuple((one, one) for one in group))
+            GroupMembers(name=self.names[group], description="group", ranks=find_progressions(group))
             for group in groups
         )
         read = recorder(

@@ -21,7 +21,7 @@ from hangwatch.model import (
     Signature,
     Verdict,
 )
-from hangwatch.model.flight_records import GroupMembers
+from hangwatch.model.flight_records import GroupMembers, Progression
 from hangwatch.state import steps
 from hangwatch.verdict.judge import judge
 from hangwatch.verdict.remote_wait import waits_for_other_nodes
@@ -88,12 +88,12 @@ def test_joined_local_ranks_wait_for_other_nodes() -> None:
 
 
 def test_members_that_a_group_lists_are_known_without_the_size_of_the_world() -> None:
-    listed = (GroupMembers(name="1", description="dp", ranks=((0, 3),)),)
+    listed = (GroupMembers(name="1", description="dp", ranks=(Progression(0, 3),)),)
     of_four = [
         member(rank, recorder(record(6, "1", state="open"), library="nccl", members=listed)) for rank in range(2)
     ]
     assert judge_remote_wait(grouping(*of_four, world_size=None), is_elsewhere_too=False)
-    two = (GroupMembers(name="1", description="tp", ranks=((0, 1),)),)
+    two = (GroupMembers(name="1", description="tp", ranks=(Progression(0, 1),)),)
     of_two = [member(rank, recorder(record(6, "1", state="open"), library="nccl", members=two)) for rank in range(2)]
     assert not judge_remote_wait(grouping(*of_two)), (
         "all members are here and have joined: the cause is this node's GPUs, links or NCCL"
@@ -104,8 +104,8 @@ def test_local_rank_that_waits_for_another_node_is_a_remote_wait() -> None:
     behind = grouping(standing(0, waits(6)), standing(1, done(5)))
     assert not judge_remote_wait(behind), "rank 1 has not joined, and shows no wait for another rank"
     listed = (
-        GroupMembers(name="1", description="dp", ranks=((0, 0), (2, 2))),
-        GroupMembers(name="2", description="tp", ranks=((0, 1),)),
+        GroupMembers(name="1", description="dp", ranks=(Progression(0, 2, 2),)),
+        GroupMembers(name="2", description="tp", ranks=(Progression(0, 1),)),
     )
     first = recorder(record(6, "1", id=1, state="open"), record(3, "2", id=2), library="nccl", members=listed)
     second = recorder(record(4, "2", id=1, state="open"), library="nccl", members=listed)

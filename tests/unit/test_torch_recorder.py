@@ -5,9 +5,20 @@ import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from hangwatch.model.flight_records import LATEST_UNIX_NS, RankRecords
+from hangwatch.collectives.rank_records import merge_rounds
+from hangwatch.limits import MOST_RANKS
+from hangwatch.model.flight_records import (
+    LATEST_UNIX_NS,
+    Progression,
+    RankRecords,
+    find_progressions,
+    list_ranks,
+)
 from hangwatch.probes.process.memory_image import UnreadableError
 from hangwatch.probes.torch_recorder import decode, layouts, libraries, rows, search
 from hangwatch.probes.torch_recorder.backend_recorders import MOST_BACKENDS, read_registry
@@ -58,8 +69,33 @@ def test_records_of_every_version_are_read(layout: Layout) -> None:
     assert last.output_dtypes == ("Float",) * 6 and last.timeout_ms == 1_800_000
     assert last.is_retired and not last.is_p2p and not last.is_started
     assert [(one.group_id, one.last_enqueued, one.last_completed) for one in found.groups] == [(0, 1, 0), (3, 9, 8)]
-    assert [(one.name, one.ranks) for one in found.members] == [("0", ((0, 3),)), ("7", ((0, 1), (6, 6)))]
+    assert [(one.name, one.ranks) for one in found.members] == [("0", ((0, 3, 1),)), ("7", ((0, 1, 1), (6, 6, 1)))]
     assert (found.next_id, found.oldest_id, found.is_wrapped, found.capacity) == (3, 0, False, 2000)
+
+
+def test_records_of_group_with_rank_of_every_node_have_size_of_small_group() -> None:
+    sizes = []
+    for nodes in (8, 4096):
+        memory, group = Memory(), Group(ranks=tuple(range(5, 8 * nodes, 8)))
+        found = read(memory, recorder(memory, NEWEST, reduces(2), [group]))
+        assert list_ranks(found.members[0].ranks) == [*group.ranks]
+        sizes.append(len(msgspec.json.encode([found, merge_rounds([[found], [found]])])))
+    assert sizes[1] < sizes[0] + 20
+
+
+@given(st.sets(st.integers(0, 99)))
+def test_progressions_hold_each_rank_once_in_order(ranks: set[int]) -> None:
+    progressions = find_progressions(sorted(ranks))
+    assert list_ranks(progressions) == sorted(ranks)
+    assert len(progressions) <= len(ranks) // 2 + 1
+
+
+@pytest.mark.parametrize("written", [[0], [0, 3, 0], [0, 3, -1], [-1, 3], [0, MOST_RANKS + 1], [0, 3, 1, 1]])
+def test_impossible_progression_in_reply_is_refused(written: list[int]) -> None:
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.convert(written, Progression)
+    assert list(msgspec.convert([0, 3], Progression).ranks) == [0, 1, 2, 3], "an incident without steps"
+    assert list_ranks([Progression(MOST_RANKS, 0), *[Progression(0, 9)] * 9], most=80) == []
 
 
 @pytest.mark.parametrize("layout", ALL, ids=lambda layout: layout.name)
@@ -257,7 +293,7 @@ def test_hook_recorder_completes_by_retirement_and_has_members() -> None:
     operations = [Operation(name="nccl2:all_reduce", is_retired=True), Operation(name="nccl2:all_reduce", op=2)]
     found = read(memory, recorder(memory, NEWEST, operations), library="nccl2")
     assert [record.state for record in found.records] == ["completed", "open"]
-    assert [group.ranks for group in found.members] == [((0, 3),)]
+    assert [group.ranks for group in found.members] == [((0, 3, 1),)]
 
 
 MAPS = b"""\

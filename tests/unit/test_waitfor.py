@@ -15,7 +15,14 @@ from hangwatch.collectives.fronts import strongly_connected
 from hangwatch.collectives.rank_records import MOST_GROUPS, drop_unneeded, merge_rounds
 from hangwatch.collectives.wait_graph import Stance
 from hangwatch.model import KernelFacts, Member, RankId, RecorderFacts
-from hangwatch.model.flight_records import FlightRecord, GroupMembers, GroupStatus, RankRecords, mark_batch_parts
+from hangwatch.model.flight_records import (
+    FlightRecord,
+    GroupMembers,
+    GroupStatus,
+    Progression,
+    RankRecords,
+    mark_batch_parts,
+)
 from hangwatch.verdict import second_round, sequence_rules
 from hangwatch.verdict.sequence_rules import Answer
 from tests.hangs import TABLE, rank_dumps
@@ -312,7 +319,7 @@ def test_tensors_differ_only_where_they_should_have_equal_bytes(
 
 
 def nccl(*records: FlightRecord, names: Sequence[str] = ("1", "2")) -> RankRecords:
-    listed = tuple(GroupMembers(name=name, description="tp", ranks=((0, 3),)) for name in names)
+    listed = tuple(GroupMembers(name=name, description="tp", ranks=(Progression(0, 3),)) for name in names)
     return recorder(*records, library="nccl", members=listed)
 
 

@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeAlias
 
 from msgspec.structs import replace
 
-from hangwatch.model import spans
+from hangwatch.limits import MOST_RANKS
 from hangwatch.model.flight_records import (
     EARLIEST_UNIX_NS,
     LATEST_UNIX_NS,
@@ -24,6 +24,7 @@ from hangwatch.model.flight_records import (
     GroupStatus,
     Library,
     RankRecords,
+    find_progressions,
     mark_batch_parts,
 )
 from hangwatch.model.keyed_lists import list_by_key
@@ -46,7 +47,6 @@ MOST_RECORDS = 4096  # the newest of a larger buffer
 _USUAL_RATIO = 0.75  # of the time between operations
 MOST_COUNTED_GROUPS = 64  # of a progress counter
 MOST_MEMBERS = 1 << 17
-MOST_RANK = 1 << 24
 TRIES = 4
 _MOST_EPOCHS = 1 << 32
 _MUTEX = 8  # after two bools, in every version; its first byte is not 0 while the mutex is held
@@ -354,11 +354,10 @@ def _members(image: Image, address: int, raw: bytes, layout: Layout) -> tuple[Gr
     for name, description, ranks in rows:
         raw_ranks = content(ranks, contents)
         numbers = sorted(struct.unpack(f"<{len(raw_ranks) // 8}Q", raw_ranks))
-        require(not numbers or numbers[-1] < MOST_RANK, "a rank is out of its range")
+        require(not numbers or numbers[-1] < MOST_RANKS, "a rank is out of its range")
         require(len(set(numbers)) == len(numbers), "a group lists a rank twice")
-        ranges = spans(range(number, number + 1) for number in numbers)
         name_text, description_text = (texts.decode(part, contents) for part in (name, description))
-        members.append(GroupMembers(name=name_text, description=description_text, ranks=ranges))
+        members.append(GroupMembers(name=name_text, description=description_text, ranks=find_progressions(numbers)))
     return tuple(sorted(members, key=lambda group: (group.name, group.description)))
 
 

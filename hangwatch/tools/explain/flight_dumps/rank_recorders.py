@@ -82,12 +82,12 @@ def _find_ranks(files: Sequence[DumpFile], notes: list[str]) -> dict[int, list[D
     for file in files:
         number, sure = numbers.get(file.name, (None, False))
         possible = file.dump.possible_ranks
-        only = possible[0][0] if possible and possible[0][0] == possible[-1][1] else None
+        only = possible[0].first if possible and possible[0].first == possible[-1].last else None
         if number is None and only is not None:
             by_rank[only].append(file)
         elif number is None or (possible is None and not sure):
             unknown.append(file)
-        elif possible is not None and not any(first <= number <= last for first, last in possible):
+        elif possible is not None and not any(number in progression.ranks for progression in possible):
             contradicted.append(file)
         else:
             by_rank[number].append(file)

@@ -20,7 +20,7 @@ from hangwatch.collectives.process_groups import DEFAULT_GROUP
 from hangwatch.formats import decoding, pyspy_json
 from hangwatch.formats.safe_pickle import load_plain_values
 from hangwatch.limits import MOST_RANKS
-from hangwatch.model import Frame, spans
+from hangwatch.model import Frame
 from hangwatch.model.flight_records import (
     BACKEND_NAME,
     MOST_BACKENDS,
@@ -29,7 +29,10 @@ from hangwatch.model.flight_records import (
     GroupMembers,
     GroupStatus,
     Library,
+    Progression,
     RankRecords,
+    find_progressions,
+    list_ranks,
     mark_batch_parts,
 )
 from hangwatch.model.keyed_lists import list_by_key
@@ -71,8 +74,8 @@ class LastEnqueued(NamedTuple):
 class FlightDump(NamedTuple):
     """The dump of one process. `version` is the version of the format.
 
-    `possible_ranks` are the global ranks that are members of all groups with operations in the dump, as [first, last]
-    of each range; None if the groups have no list of members. The dump was written after `newest_unix_seconds`, which
+    `possible_ranks` are the global ranks that are members of all groups with operations in the dump, as in
+    `GroupMembers`; None if the groups have no list of members. The dump was written after `newest_unix_seconds`, which
     is the latest time in it.
     """
 
@@ -80,7 +83,7 @@ class FlightDump(NamedTuple):
     version: str
     newest_unix_seconds: float
     world_size: int | None = None
-    possible_ranks: tuple[tuple[int, int], ...] | None = None
+    possible_ranks: tuple[Progression, ...] | None = None
     last: LastEnqueued | None = None
 
 
@@ -144,7 +147,7 @@ def parse(content: bytes) -> FlightDump:
         recorders=recorders,
         version=version,
         newest_unix_seconds=newest / 1e9,
-        world_size=world[0][1] + 1 if len(world) == 1 and world[0][0] == 0 else None,
+        world_size=world[0].last + 1 if len(world) == 1 and world[0].ranks == range(world[0].last + 1) else None,
         possible_ranks=_find_possible_ranks(by_library.get("nccl", ()), members),
         last=_describe_last(record, rows[-1]) if rows else None,
     )
@@ -312,7 +315,7 @@ def _read_members(value: object) -> Iterator[GroupMembers]:
         yield GroupMembers(
             name=read_text(name, "pg_config"),
             description=read_text(group_config.get("desc", ""), "pg_config"),
-            ranks=spans(range(rank, rank + 1) for rank in _parse_ranks(text)),
+            ranks=find_progressions(_parse_ranks(text)),
         )
 
 
@@ -352,8 +355,8 @@ def _has_lost(records: Sequence[FlightRecord], statuses: Sequence[GroupStatus]) 
 
 def _find_possible_ranks(
     records: Sequence[FlightRecord], members: Sequence[GroupMembers]
-) -> tuple[tuple[int, int], ...] | None:
-    """Return the ranks that are in all groups with operations, as [first, last] of each range.
+) -> tuple[Progression, ...] | None:
+    """Return the ranks that are in all groups with operations.
 
     None if they are unknown. A send or recv contains the index of the rank that called it.
     """
@@ -364,12 +367,12 @@ def _find_possible_ranks(
         if record.group_name not in places or _PEERS.match(record.operation):
             places[record.group_name] = record.operation
     for name in places.keys() & listed.keys():
-        ranks = [rank for first, last in listed[name] for rank in range(first, last + 1)]
+        ranks = list_ranks(listed[name])
         peers = _PEERS.match(places[name])
         if peers and int(peers.group(1)) < len(ranks):
             ranks = [ranks[int(peers.group(1))]]
         possible = set(ranks) if possible is None else possible & set(ranks)
-    return None if possible is None else spans(range(rank, rank + 1) for rank in possible)
+    return None if possible is None else find_progressions(sorted(possible))
 
 
 def _describe_last(record: FlightRecord, row: Mapping[object, object]) -> LastEnqueued:

@@ -43,7 +43,7 @@ def find_permanent(grouping: Grouping, verdict: Verdict) -> frozenset[RankId]:
         if any(operation.stays_open for operation in records.operations)
     }
     suspects = (each for each in members if each[1].id in named)
-    awaits_all = DEFAULT_GROUP in waited_in
+    awaits_all = DEFAULT_GROUP in waited_in or not any(member.recorder.libraries for _, member in members)
     if permanent := frozenset(each[1].id for each in suspects if _cannot_move(*each, awaits_all=awaits_all)):
         return permanent
     answer = decide_by_records(grouping)
@@ -73,9 +73,9 @@ def _only_waits(group: Group, member: Member) -> bool:
 def _cannot_move(group: Group, member: Member, *, awaits_all: bool) -> bool:
     """True if a signal has stopped a rank or every process that can end its call, or if it has ended and is awaited.
 
-    If it has ended without a trace, and others are not known to wait in a group of all ranks (`awaits_all`), it may
-    have left when its work was done. Only an outsider can continue stopped processes. A tracer, a freezer or a timeout
-    may end other waits that look alike.
+    If it has ended without a trace, and flight recorders show no wait in a group of all ranks (not `awaits_all`), it
+    may have left when its work was done. Only an outsider can continue stopped processes. A tracer, a freezer or a
+    timeout may end other waits that look alike.
     """
     if member.signature is Signature.STOPPED:
         is_free = member.waits.tracer is None and member.waits.frozen_cgroup is None

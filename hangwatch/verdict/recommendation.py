@@ -1,4 +1,4 @@
-"""The recommended action after a verdict, by the table `actions.toml`, and the fingerprint of a hang. Pure."""
+"""The recommended action after a verdict, by the table `actions.toml`. Pure."""
 
 import functools
 import math
@@ -30,6 +30,7 @@ from hangwatch.model import (
 )
 from hangwatch.tables import kernel_lines, xids
 from hangwatch.verdict import kinds
+from hangwatch.verdict.fingerprint import hash_parts, make_fingerprint
 from hangwatch.verdict.sequence_rules import decide_by_records
 from hangwatch.verdict.timeout_forecast import recorded_end
 
@@ -112,11 +113,11 @@ def with_action(
     `is_known_pause`: the job has paused at this place before. Without `history`, no earlier hang is known.
     """
     suspects = _find_suspects(verdict, grouping)
-    mark = _make_fingerprint((group for group, _ in suspects), grouping.groups)
+    mark = make_fingerprint((group for group, _ in suspects), grouping.groups)
     ranks = [member for _, member in suspects] or grouping.members
     died = next((member.died for member in ranks if member.died is not None), None)
     if not mark and died is not None and verdict.kind == CRASHED:  # a dead rank has no stack
-        mark = _hash_parts((CRASHED, died.text))
+        mark = hash_parts((CRASHED, died.text))
     facts = _Facts(verdict, grouping, suspects, (history or History())._replace(fingerprint=mark), is_known_pause)
     matches = ((row, match) for name, row in load().items() if (match := CONDITIONS[name](facts)))
     row, match = next(matches, (None, None))
@@ -385,22 +386,3 @@ CONDITIONS: dict[str, Callable[[_Facts], _Match | bool | None]] = {
     "hung_on_other_nodes": _hung_on_other_nodes,
 }
 """The condition of each row of actions.toml, by the name of the row. True if it holds and has no target and no rank."""
-
-
-def _make_fingerprint(suspects: Iterable[Group], groups: Iterable[Group]) -> str:
-    """Return the fingerprint of a hang: 12 hex digits; "" without any stack.
-
-    It is a hash of the keys of the suspects' groups and of the largest other group that waits. A key contains the
-    functions and files of a stack, without lines, pids and addresses. So it is equal on all nodes.
-    """
-    keys = {group.key for group in suspects if group.frames}
-    waiting = (group for group in groups if group.frames and group.waits_for in ("ranks", "gpu"))
-    others = (group for group in waiting if group.key not in keys)
-    largest = max(others, key=lambda group: (group.size, group.key), default=None)
-    parts = [*sorted(keys), "", "" if largest is None else largest.key]
-    return _hash_parts(parts) if any(parts) else ""
-
-
-def _hash_parts(parts: Iterable[str]) -> str:
-    """Return 12 hex digits that are equal for equal parts."""
-    return words.checksum("|".join(parts).encode("utf-8", "replace"), 6)

@@ -6,7 +6,6 @@ Pure. The watchdog writes a dump as a pickle when an operation times out. The fi
 NCCLUtils.hpp. The content is not trusted.
 """
 
-import itertools
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -44,6 +43,7 @@ from hangwatch.tools.explain.flight_dumps.dump_values import (
     read_text,
     read_time,
 )
+from hangwatch.tools.explain.flight_dumps.older_torch import count_batches, modernize_row
 
 MOST_BYTES = 64 << 20
 _MOST_VALUES = 4_000_000  # of JSON: about as many as a file of this size has
@@ -110,7 +110,7 @@ def parse(content: bytes) -> FlightDump:
         raise ValueError(f"has the unknown format {words.elided(str(version)[:MOST_NAME], 16)}")
     rows = _read_rows(values.get("entries", ()))
     if version.startswith("1."):
-        rows = [_modernize(row, number) for number, row in enumerate(rows)]
+        rows = [modernize_row(row, number) for number, row in enumerate(rows)]
     by_library: dict[Library, list[FlightRecord]] = defaultdict(list)
     newest = 0
     for row in rows:
@@ -129,7 +129,7 @@ def parse(content: bytes) -> FlightDump:
     recorders = tuple(
         RankRecords(
             library=library,
-            records=mark_batch_parts(_count_batches(_reopen_aborted(records)) if library == "nccl" else records),
+            records=mark_batch_parts(count_batches(_reopen_aborted(records)) if library == "nccl" else records),
             groups=statuses,
             members=members if library != "gloo" else (),
             next_id=records[-1].id + 1 if records else 0,
@@ -167,27 +167,6 @@ def _read_rows(value: object) -> Sequence[Mapping[object, object]]:
     return [read_mapping(row, "entry") for row in read_list(value, "entries")]
 
 
-def _modernize(row: Mapping[object, object], number: int) -> Mapping[object, object]:
-    """Return an operation of torch 2.2, which wrote only a list of operations, or 2.3 in the form of later versions.
-
-    Raises ValueError if it is of another group than that of all ranks: groups with the same number may have different
-    ranks.
-    """
-    if row.get("pg_id") != 0 or re.match(r"\w+:(?:send|recv)", str(row.get("profiling_name"))):
-        raise ValueError("is of torch 2.2 or 2.3, and lists operations of other groups than that of all ranks")
-    sequence, created = row.get("seq_id"), row.get("time_created_us")
-    return {
-        "record_id": number,
-        **row,
-        "process_group": DEFAULT_GROUP,
-        "collective_seq_id": sequence,
-        "p2p_seq_id": 0,
-        "op_id": sequence,
-        "retired": row.get("retired", row.get("state") == "completed"),
-        "time_created_ns": created * 1000 if isinstance(created, int) else row.get("time_created_ns"),
-    }
-
-
 def _reopen_aborted(records: Sequence[FlightRecord]) -> list[FlightRecord]:
     """Return the records; those that ended when the watchdog aborted their communicator are open.
 
@@ -203,27 +182,6 @@ def _reopen_aborted(records: Sequence[FlightRecord]) -> list[FlightRecord]:
             newest_ns.setdefault(record.group_id, record.created_unix_ns)
         kept.append(replace(record, state="open", is_started=False) if is_aborted else record)
     return kept[::-1]
-
-
-def _count_batches(records: Sequence[FlightRecord]) -> list[FlightRecord]:
-    """Return the records with all batches of sends and receives: torch 2.4 counted them as collectives.
-
-    The ranks of a pipeline have different numbers of batches, so the collectives of such a group are left out.
-    """
-    batches = {
-        (part.group_id, part.collective_seq)
-        for part, closing in itertools.pairwise(records)
-        if part.is_p2p and not closing.is_p2p and closing.operation == "nccl:coalesced"
-        if (part.group_id, part.collective_seq) == (closing.group_id, closing.collective_seq)
-    }
-    mixed = {group_id for group_id, _ in batches}
-    counted = (
-        replace(record, is_p2p=True, p2p_seq=record.collective_seq)
-        if (record.group_id, record.collective_seq) in batches
-        else record
-        for record in records
-    )
-    return [record for record in counted if record.is_p2p or record.group_id not in mixed]
 
 
 def _parse_record(row: Mapping[object, object]) -> tuple[FlightRecord, Library, int]:

@@ -182,8 +182,10 @@ def _weigh_master_without_store(finding: Finding) -> Confidence:
 
 
 def _weigh_gone(finding: Finding) -> Confidence:
-    """Return high confidence if at least half of the other ranks wait for ranks, not for GPUs. Else return medium."""
-    return Confidence.HIGH if finding.waiting("ranks") * 2 >= count_ranks(finding.others) else Confidence.MEDIUM
+    """Return high confidence if all others wait, and at least half of them for ranks, not for GPUs. Else medium."""
+    others = count_ranks(finding.others)
+    all_wait = finding.waiting("ranks", "gpu") == others
+    return Confidence.HIGH if all_wait and finding.waiting("ranks") * 2 >= others else Confidence.MEDIUM
 
 
 def _weigh_undumpable(finding: Finding) -> Confidence:

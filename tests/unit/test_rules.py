@@ -138,7 +138,7 @@ def says(*parts: Ranks, world_size: int | None = None, ranks_here: int | None = 
         ((Ranks(2, "ranks", **HELD_UP), Ranks(2, "ranks")), ("HelperStopped", 2, MEDIUM)),
         ((Ranks(3, "ranks", **HELD_UP), Ranks(1, "ranks")), ("Mismatch", 0, NONE)),
         # Half of the others must wait.
-        ((Ranks(1, "gone"), Ranks(2, "ranks"), Ranks(2, "unknown")), ("RankGone", 1, HIGH)),
+        ((Ranks(1, "gone"), Ranks(2, "ranks"), Ranks(2, "unknown")), ("RankGone", 1, MEDIUM)),
         ((Ranks(1, "gone"), Ranks(2, "ranks"), Ranks(3, "unknown")), ("CannotTell", 0, NONE)),
         ((Ranks(1, "D"), Ranks(2, "ranks"), Ranks(2, "StackUnreadable")), ("RankBlocked", 1, HIGH)),
         ((Ranks(1, "D"), Ranks(2, "ranks"), Ranks(3, "StackUnreadable")), ("CannotTell", 0, NONE)),

@@ -34,7 +34,7 @@ def find_other_operation(group: ProcessGroup) -> Sides:
     """Return the different operations that members enqueued under the same number while a rank waits in it.
 
     () if they agree. The names of the operations are compared first, then their data types, then their sizes. Tensors
-    of as many bytes are equal: an operation on them ends, whatever their types and shapes are.
+    with equal numbers of bytes count as equal: an operation on them ends, whatever their types and shapes are.
     """
     enqueued = _find_enqueued(group) if group.waits and len(group.generations) == 1 else {}
     for number in sorted(enqueued):

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # tool: torch 2.13.0, the gloo backend
-# finding: a broadcast ends without an error if the tensors of root and receivers have other types, but equal numbers of bytes
+# finding: a broadcast ends without error if root and receivers have tensors of other types, but of equal size in bytes
 # last run: 2026-11-30
 #
 # Rank 0 sends four numbers of float32, rank 1 receives them into 16 numbers of uint8: both calls return, and rank 1 has

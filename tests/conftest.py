@@ -15,10 +15,11 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import pytest
 from hypothesis import settings
+from msgspec import toml
 
 from hangwatch.model import ProcessId
 from hangwatch.probes.base import procfs
@@ -34,6 +35,12 @@ settings.load_profile("hangwatch")
 T = TypeVar("T")
 SHARED_MACHINE = 2.0
 DATA = Path(__file__).parent / "data"
+
+
+def load_table(name: str) -> dict[str, Any]:
+    """Return a table of tests/data."""
+    return toml.decode((DATA / name).read_text())
+
 
 # Files with tests that share something expensive, or that need most of the CPU. Those of test_torchrun need their order.
 TOGETHER = (

@@ -2,8 +2,6 @@
 
 from typing import Any, Literal
 
-from msgspec import toml
-
 from hangwatch import config
 from hangwatch.model import (
     Awaited,
@@ -24,10 +22,10 @@ from hangwatch.stacks import activity
 from hangwatch.stacks.grouping import group_ranks
 from hangwatch.tables import kernel_lines
 from hangwatch.verdict import judge
-from tests.conftest import DATA
+from tests.conftest import load_table
 from tests.samples import change_parts
 
-CASES = toml.decode((DATA / "hangs.toml").read_text())["case"]
+CASES = load_table("hangs.toml")["case"]
 TABLE = activity.load()
 SETTINGS = config.Capture()
 

@@ -3,11 +3,9 @@
 import re
 from typing import NamedTuple
 
-from msgspec import toml
+from tests.conftest import load_table
 
-from tests.conftest import DATA
-
-_TABLES = toml.decode((DATA / "secret_texts.toml").read_text())
+_TABLES = load_table("secret_texts.toml")
 
 
 class Text(NamedTuple):

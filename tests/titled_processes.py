@@ -2,11 +2,9 @@
 
 from typing import Any
 
-from msgspec import toml
+from tests.conftest import load_table
 
-from tests.conftest import DATA
-
-TABLE = toml.decode((DATA / "servers.toml").read_text())
+TABLE = load_table("servers.toml")
 CASES: list[dict[str, Any]] = TABLE["case"]
 
 

@@ -59,6 +59,7 @@ from tests.commands import (
     start,
     write_config,
 )
+from tests.conftest import load_table
 from tests.other_users import as_user, needs_root
 
 NOBODY = 65534
@@ -96,57 +97,8 @@ def test_the_help_names_every_command() -> None:
     assert [command for command in COMMANDS if f"\n  {command} " not in listed] == []
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("nonsense",), ["No such command"]),
-        (("reprot",), ["No such command", "Did you mean 'report'?"]),
-        (("verison",), ["No such command", "Did you mean 'version'?"]),
-        (("explain", "/proc/self/mem"), ["/proc/self/mem: Input/output error"]),
-        (("ps",), ["No such command", "Type: hangwatch status"]),
-        (("explain", "/"), ["is the root of all files"]),
-        (("dump", "--html", "x"), ["Type: hangwatch dump -o DIR"]),
-        (("silence", "--job", "j"), ["Type: hangwatch silence JOB"]),
-        (("slow", "train"), ["hangwatch slow --job train"]),
-        (("status", "--nodse"), ["No such option", "Did you mean '--nodes' of `hangwatch check | dump |"]),
-        (("status", "--watch"), ["Type: hangwatch top"]),
-        (("-v",), ["No such option '-v'. Type: hangwatch --version"]),
-        (("demo", "--rnks"), ["Did you mean '--ranks'?"]),
-        (("help", "reprot"), ["No such command", "Did you mean 'report'?"]),
-        (("status", "--url", "gpu07:9836"), ["try --url http://gpu07:9836\n"]),
-        (("run", "--config", "/nonexistent.toml"), ["/nonexistent.toml", "cannot be read", "--sample"]),
-        (("run", "--port", "9000"), ["[http] port", "hangwatch config --sample"]),
-        (("config",), ["--check FILE or --sample"]),
-        (("config", "--check", "/nonexistent.toml"), ["cannot be read"]),
-        (("explain",), ["nothing to explain", '"-" for standard input']),
-        (("explain", "/nonexistent/*"), ["no such file", "the pattern without quotes"]),
-        (("report", "-"), ["hangwatch explain -"]),
-        (("report", "/etc/hostname"), ["stack dumps and logs: hangwatch explain /etc/hostname"]),
-        (("explain", "/nonexistent"), ["no such file"]),
-        (("explain", "https://gpu07:9836"), ["no such file", "hangwatch merge URL"]),
-        (("explain", "/etc/hostname"), ["no stack dump", "py-spy dump --pid"]),
-        (("merge", "/nonexistent"), ["/nonexistent"]),
-        (("merge", "gpu07:9836"), ["no such file", "http://gpu07:9836"]),
-        (("merge", "/etc/hostname"), ["/etc/hostname: is truncated or not an incident"]),
-        (("report", "/nonexistent"), ["matches no incident", "hangwatch incidents"]),
-        (("status", "--url", "http://127.0.0.1:1"), ["the daemon does not respond", "hangwatch run"]),
-        (("status", "--url", "file:///etc/passwd"), ["http://"]),
-        (("check", "nonsense"), ["nonsense", "fd_limit"]),
-        (("check", "clock_skw"), ["did you mean 'clock_skew'"]),
-        (("demo", "--scenario", "nonsense"), ["nonsense", "loader"]),
-        (("demo", "--ranks", "1"), ["--ranks"]),
-        (("dump", "--rounds", "0"), ["--rounds"]),
-        (("dump", "--job", "nonsense"), ["no such job"]),
-        (("dump", "--pid", "abc"), ["'abc' is not a valid pid"]),
-        (("dump", "--pid", "1", "--job", "x"), ["either --job or --pid"]),
-        (("dump", "--pid", "0"), ["--pid"]),
-        (("dump", "--pid", "17, 18,"), ["give each pid its own option: --pid 17 --pid 18"]),
-        (("dump", "--pid", "4194300"), ["no such process"]),
-        (("dump", "17", "18"), ["hangwatch dump --pid 17 --pid 18"]),
-        (("dump", "llama 70b"), ["hangwatch dump --job 'llama 70b'"]),
-    ],
-)
-def test_bad_input_is_told_and_exits_2(arguments: tuple[str, ...], words: list[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize(("arguments", "words"), load_table("command_lines.toml")["refused"])
+def test_bad_input_is_told_and_exits_2(arguments: list[str], words: list[str], tmp_path: Path) -> None:
     done = hangwatch(*arguments)
     assert done.returncode == 2, done
     for word in words:

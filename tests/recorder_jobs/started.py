@@ -11,7 +11,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from msgspec import toml
 from msgspec.structs import replace
 
 from hangwatch import config
@@ -26,10 +25,10 @@ from hangwatch.probes.process.process_scan import ProcessScan
 from hangwatch.stacks import activity
 from hangwatch.verdict.diagnosis import Diagnosis
 from hangwatch.verdict.sequence_rules import Answer, decide_by_records
-from tests.conftest import DATA, wait_for
+from tests.conftest import load_table, wait_for
 from tests.servers import free_port
 
-KEY: dict[str, dict[str, Any]] = toml.decode((DATA / "waitfor.toml").read_text())
+KEY: dict[str, dict[str, Any]] = load_table("waitfor.toml")
 PROGRAM = "tests.recorder_jobs.program"
 TABLE = activity.load()
 

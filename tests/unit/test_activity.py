@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hangwatch import config
 from hangwatch.model import Frame
 from hangwatch.stacks import activity, activity_table
+from tests.conftest import load_table
 
 TABLE = activity.load()
 
@@ -24,82 +25,11 @@ def frames(*lines: str) -> tuple[Frame, ...]:
 C10D = "torch/distributed/distributed_c10d.py"
 
 
-@pytest.mark.parametrize(
-    ("lines", "expected", "operation"),
-    [
-        ([f"all_reduce ({C10D})"], "collective_wait", "all_reduce"),
-        ([f"_object_to_tensor ({C10D})", f"all_gather_object ({C10D})", "f (x.py)"], "collective_wait", "all_gather_object"),
-        ([f"barrier ({C10D})", "wrapper (torch/distributed/c10d_logger.py)", "barrier (lightning/ddp.py)"], "collective_wait", "barrier"),
-        ([f"all_gather ({C10D})", "wrapper (torch/distributed/c10d_logger.py)", f"gather_object ({C10D})"], "collective_wait", "gather_object"),
-        ([f"_store_based_barrier ({C10D})", f"init_process_group ({C10D})"], "rendezvous", "init_process_group"),
-        ([f"recv ({C10D})"], "point_to_point", "recv"),
-        (["wait_tensor (torch/distributed/_functional_collectives.py)"], "collective_wait", "wait_tensor"),
-        (["wait_tensor (torch/distributed/_functional_collectives.py)", "AsyncCollectiveTensor.trigger_wait (torch/distributed/_functional_collectives.py)", "AsyncCollectiveTensor.__torch_dispatch__.<locals>.unwrap (torch/distributed/_functional_collectives.py)"], "collective_wait", "wait_tensor"),
-        (["mesh_broadcast (torch/distributed/tensor/_collective_utils.py)"], "collective_wait", "mesh_broadcast"),
-        (["_verify_param_shape_across_processes (torch/distributed/utils.py)", "__init__ (torch/nn/parallel/distributed.py)"], "collective_wait", "verify_param_shape_across_processes"),
-        ([f"all_reduce (/opt/conda/lib/python3.10/site-packages/{C10D})"], "collective_wait", "all_reduce"),
-        (["synchronize (horovod/torch/mpi_ops.py)"], "collective_wait", "synchronize"),
-        (["Buffer.dispatch (deep_ep/buffer.py)"], "collective_wait", "dispatch"),
-        (["acquire_read (vllm/distributed/device_communicators/shm_broadcast.py)"], "rpc_wait", "acquire_read"),
-        (["sync_global_devices (jax/experimental/multihost_utils.py)"], "collective_wait", "sync_global_devices"),
-        (["PMPI_Allreduce (libmpi.so.40)", "solve (solver.py)"], "collective_wait", "PMPI_Allreduce"),
-        (["ncclCommInitRank (libnccl.so.2)", "main (train.py)"], "communicator_setup", "ncclCommInitRank"),
-        (["ncclCommInitRank (libnccl.so.2)", f"barrier ({C10D})"], "communicator_setup", "barrier"),
-        (["read (libc.so.6)", "acme::Stream::wait (libacme.so)", "main (train.py)"], "gpu_sync", "read"),
-        (["read (libc.so.6)", "acme::FileStream::read (libacme.so)", "main (train.py)"], "storage", "read"),
-        (["cuModuleLoadDataEx (libcuda.so.1)", "main (train.py)"], "gpu_sync", "cuModuleLoadDataEx"),
-        (["synchronize (torch/cuda/__init__.py)", "train (train.py)"], "gpu_sync", "synchronize"),
-        (["Event.synchronize (torch/cuda/streams.py)", "loop (server.py)"], "gpu_sync", "synchronize"),
-        (["cudaStreamSynchronize (libcudart.so.12)", "train (train.py)"], "gpu_sync", "cudaStreamSynchronize"),
-        (["synchronize (torch/cuda/__init__.py)", "_make_launchers (torch/_inductor/runtime/triton_heuristics.py)"], "compile", None),
-        ([f"all_gather ({C10D})", "compile_fx (torch/_inductor/compile_fx.py)"], "collective_wait", "all_gather"),
-        (["_engine_run_backward (torch/autograd/graph.py)", "backward (torch/_tensor.py)"], "backward", None),
-        (["linear (mine.py)", "_call_impl (torch/nn/modules/module.py)", "train (train.py)"], "forward", "linear"),
-        (["step (torch/optim/adamw.py)", "train (train.py)"], "optimizer", "step"),
-        (["train (megatron/training.py)", "pretrain (megatron/training.py)"], "training_loop", "train"),
-        (["bleu (metrics.py)", "evaluate (evaluate.py)", "train (train.py)"], "evaluation", "bleu"),
-        (["Condition.wait (threading.py)", "Queue.get (queue.py)", "_MultiProcessingDataLoaderIter._try_get_data (torch/utils/data/dataloader.py)"], "data_loading", "DataLoader"),
-        (["wait (threading.py)", "get (queue.py)", "_try_get_data (torch/utils/data/dataloader.py)"], "data_loading", "DataLoader"),
-        (["_recv (multiprocess/connection.py)", "iflatmap_unordered (datasets/utils/py_utils.py)"], "data_loading", None),
-        (["tokenize (transformers/tokenization_utils_base.py)", "train (train.py)"], "data_loading", "tokenizing"),
-        (["_save (torch/serialization.py)", "save (torch/serialization.py)"], "checkpoint", None),
-        (["tensor_to_bytes (safetensors/torch.py)", "save_pretrained (transformers/modeling_utils.py)"], "checkpoint", None),
-        (["copyfileobj (shutil.py)", "main (x.py)"], "storage", "copyfileobj"),
-        (["read (ssl.py)", "recv_into (ssl.py)", "send (requests/adapters.py)"], "network", None),
-        (["_communicate (subprocess.py)", "run (subprocess.py)"], "subprocess", "run"),
-        (["acquire (filelock/_api.py)", "load_dataset (train.py)"], "lock_file", "lock file"),
-        (["wait (threading.py)", "mine (x.py)"], "thread_wait", "wait"),
-        (["<module> (numpy/__init__.py)", "_call_with_frames_removed (<frozen importlib._bootstrap>)", "<module> (train.py)"], "import", None),
-        (["main (train.py)", "_call_with_frames_removed (<frozen importlib._bootstrap>)", "<module> (cli.py)"], "unknown", "main"),
-        (["cmdloop (cmd.py)", "interaction (pdb.py)", "train (train.py)"], "debugger", None),
-        (["_shutdown (threading.py)"], "thread_wait", "_shutdown"),
-        (["join (threading.py)", "_python_exit (concurrent/futures/thread.py)", "_shutdown (threading.py)"], "exiting", None),
-        (["flush (logging/__init__.py)", "emit (logging/__init__.py)"], "logging", "emit"),
-        (["gc_collect_main (python3.10)", "train (train.py)"], "garbage_collection", None),
-        (["__futex_wait (libc.so.6)", "pthread_cond_wait (libc.so.6)", "Queue::pop (libx.so)", "THPEngine_run_backward (libtorch_python.so)"], "backward", "backward"),
-        (["__futex_wait (libc.so.6)", "__pthread_mutex_lock (libc.so.6)", "mine (x.py)"], "lock", "__pthread_mutex_lock"),
-        (["nanosleep (libc.so.6)", "c10d::Work::wait (libtorch_cpu.so)", "mine (x.py)"], "collective_wait", "c10d::Work::wait"),
-        (["nanosleep (libc.so.6)", "acme::poll (libacme.so)", "mine (x.py)"], "sleep", None),
-        (["recv (libc.so.6)", "c10d::TCPStore::doGet (libtorch_cpu.so)", "mine (x.py)"], "rendezvous", None),
-        (["poll (libc.so.6)", "ncclCommDestroy (libnccl.so.2)", "mine (x.py)"], "leaving", None),
-        (["syscall (libc.so.6)", "xla::Buffer::ToLiteralSync (libjax_common.so)", "mine (x.py)"], "gpu_sync", None),
-        (["__call__ (jax/_src/interpreters/pxla.py)", "_pjit_call_impl (jax/_src/pjit.py)", "train (train.py)"], "compiled_program", "__call__"),
-        (["_wait_impl (torchrec/distributed/dist_data.py)", "wait (torchrec/distributed/types.py)", "train (train.py)"], "collective_wait", "Awaitable.wait"),
-        (["finish_grad_sync (megatron/core/distributed/param_and_grad_buffer.py)", "forward_backward_all (megatron/core/pipeline_parallel/schedules.py)"], "collective_wait", "finish_grad_sync"),
-        (["join (megatron/core/dist_checkpointing/strategies/async_utils.py)", "train (train.py)"], "checkpoint", "join"),
-        (["wait (ray/_private/worker.py)", "get (ray/_private/worker.py)", "allreduce (ray/util/collective/collective.py)"], "collective_wait", "allreduce"),
-        (["_lazy_init (torch/cuda/__init__.py)", "to (mine.py)"], "device_setup", None),
-        (["read_text (etils/epath/gpath.py)", "main (mine.py)"], "storage", None),
-        (["poll (libc.so.6)", "absl::Mutex::Await (libx.so)", "acme::Fetch (libacme.so)"], "unknown", "acme::Fetch"),
-        (["hello (mine.py)"], "unknown", "hello"),
-        ([], "unknown", None),
-    ],
-)  # fmt: skip
-def test_built_in_rules(lines: list[str], expected: str, operation: str | None) -> None:
-    found = TABLE.classify(frames(*lines))
+@pytest.mark.parametrize(("expected", "operation", "lines"), load_table("activity_stacks.toml")["stacks"])
+def test_built_in_rules(expected: str, operation: str, lines: list[str]) -> None:
+    found = TABLE.classify(frames(*(line.replace("C10D", C10D) for line in lines)))
     assert found.activity == expected
-    if operation is not None:
-        assert found.operation == operation
+    assert not operation or found.operation == operation
     assert found.waits == (found.row.waits_for == "ranks")
 
 

@@ -8,7 +8,6 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from msgspec import toml
 
 from hangwatch.formats import log_times
 from hangwatch.logs import failures, kernel_text, log_evidence, rank_log
@@ -16,10 +15,10 @@ from hangwatch.model import Confidence, Evidence, RankId, Verdict
 from hangwatch.tools.commands.explain import explain
 from hangwatch.tools.explain import streams, traces
 from hangwatch.verdict.supplements import complete
-from tests.conftest import DATA
+from tests.conftest import load_table
 from tests.unit.test_explain_stacks import EXAMPLES, STUCK, WAITS, collect, explained, process, read
 
-LINES = toml.decode((DATA / "log_lines.toml").read_text())
+LINES = load_table("log_lines.toml")
 TRACE = ("Traceback (most recent call last):", '  File "/srv/job/train.py", line 32, in step', "    raise x")
 LOST = "RuntimeError: [pair.cc:553] Connection closed by peer [10.0.0.3]:32921"
 WATCHDOG = (

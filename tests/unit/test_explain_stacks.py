@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from msgspec import toml
 
 from hangwatch import config, words
 from hangwatch.limits import MOST_DUMPED_FRAMES
@@ -34,7 +33,7 @@ from hangwatch.tools.explain.stacks import (
 from hangwatch.tools.explain.stacks.parsed_processes import Interned
 from hangwatch.verdict import judge
 from hangwatch.verdict.supplements import complete
-from tests.conftest import DATA
+from tests.conftest import DATA, load_table
 from tests.hangs import numbers
 from tests.titled_processes import CASES, sources
 from tests.unit.test_traces import WAITS, collect, process
@@ -582,7 +581,7 @@ def test_stack_of_a_single_group_is_printed_once() -> None:
     assert several.count("read_table (lookup.py:41)\n") == 2, "the tree shows where the stacks part"
 
 
-LOGS = toml.decode((DATA / "logs.toml").read_text())["case"]
+LOGS = load_table("logs.toml")["case"]
 
 
 def lines(text: str) -> list[str]:

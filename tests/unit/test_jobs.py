@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from msgspec import toml
 from msgspec.structs import replace
 
 from hangwatch.capture.job_scan import JobScan
@@ -21,9 +20,10 @@ from hangwatch.probes.base import procfs
 from hangwatch.probes.process.process_scan import ProcessScan
 from hangwatch.tables import launchers as launcher_table
 from tests.commands import first_line, spawn
-from tests.conftest import wait_for
+from tests.conftest import load_table, wait_for
 from tests.proc_tree import FOLDER, describe, expected_jobs, jobs_in, lay_out, sweep
 
+FACTS = load_table("process_facts.toml")
 EIGHT = sweep(dict.fromkeys(range(8), ()))
 
 
@@ -35,7 +35,7 @@ def rank(job: Job, number: int) -> Rank:
     return next(one for one in job.ranks if one.rank == number)
 
 
-VARIANTS = toml.decode((FOLDER / "variants.toml").read_text())
+VARIANTS = load_table("proc/variants.toml")
 TREES = {path.stem: path.read_text() for path in sorted(FOLDER.glob("*.proc"))}
 
 
@@ -393,52 +393,11 @@ def test_store_address_in_a_user_made_network_joins_no_jobs(space: str, tmp_path
     assert [len(job.ranks) for job in JobScan(root).find(None, node="n").jobs] == [1, 1]
 
 
-@pytest.mark.parametrize(
-    ("path", "owner"),
-    [
-        ("/slurm/uid_1004/job_4711/step_0/task_3", owners.Owner("Slurm job 4711")),
-        ("/slurm_gpu-01/uid_1004/job_4711/step_batch", owners.Owner("Slurm job 4711")),
-        ("/system.slice/slurmstepd.scope/job_4711/step_0/user/task_0", owners.Owner("Slurm job 4711")),
-        ("/system.slice/gpu-01_slurmstepd.scope/job_4711/step_2/user", owners.Owner("Slurm job 4711")),
-        ("/../../slurmstepd.scope/job_4711/step_0", owners.Owner("Slurm job 4711")),
-        ("/system.slice/slurmstepd.scope/s00A1B2C3D4E5F/step_0/user/task_0", owners.Owner("Slurm job s00A1B2C3D4E5F")),
-        ("/system.slice/slurmstepd.scope/system/step_0", owners.Owner("uid 7")),
-        ("/system.slice/s00A1B2C3D4E5F/step_0", owners.Owner("uid 7")),
-        ("/kubepods/besteffort/pod8c1f0a52-6d1e/c0ffee", owners.Owner("uid 7", "8c1f0a52-6d1e")),
-        ("/kubepods/pod8c1f0a52-6d1e/c0ffee", owners.Owner("uid 7", "8c1f0a52-6d1e")),
-        ("/kubepods.slice/kubepods-pod8c1f0a52_6d1e.slice/crio-1.scope", owners.Owner("uid 7", "8c1f0a52-6d1e")),
-        (
-            "/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-burstable.slice/"
-            "kubelet-kubepods-burstable-pod8c1f0a52_6d1e.slice/cri-containerd-1.scope",
-            owners.Owner("uid 7", "8c1f0a52-6d1e"),
-        ),
-        (
-            "/../kubepods-burstable-pod8c1f0a52_6d1e.slice/cri-containerd-1.scope",
-            owners.Owner("uid 7", "8c1f0a52-6d1e"),
-        ),
-        (
-            "/system.slice/containerd.service/kubepods-burstable-pod8c1f0a52_6d1e.slice:cri-containerd:c0ffee",
-            owners.Owner("uid 7", "8c1f0a52-6d1e"),
-        ),
-        # A control group below the user's own slice, or inside a container, proves no owner: the user can make it.
-        ("/user.slice/user-7.slice/user@7.service/slurmstepd.scope/job_4711", owners.Owner("uid 7")),
-        ("/user.slice/user-7.slice/user@7.service/slurm/uid_7/job_4711", owners.Owner("uid 7")),
-        ("/user.slice/kubepods/pod8c1f0a52-6d1e", owners.Owner("uid 7")),
-        ("/system.slice/docker-1.scope/kubepods/pod8c1f0a52-6d1e", owners.Owner("uid 7")),
-        ("/kubepods/pod8c1f0a52-6d1e/x/kubepods/pod00000000-1111", owners.Owner("uid 7", "8c1f0a52-6d1e")),
-        ("/", owners.Owner("uid 7")),
-        # Containers and units without a scheduler: the user owns them.
-        ("/docker/c0ffee", owners.Owner("uid 7")),
-        ("/system.slice/docker-c0ffee.scope", owners.Owner("uid 7")),
-        ("/machine.slice/libpod-c0ffee.scope/container", owners.Owner("uid 7")),
-        ("/user.slice/user-7.slice/user@7.service/user.slice/libpod-c0ffee.scope", owners.Owner("uid 7")),
-        ("/lxc.payload.c1/init.scope", owners.Owner("uid 7")),
-        ("/system.slice/run-u12.service", owners.Owner("uid 7")),
-    ],
-)
-def test_owner_of_a_process_is_read_from_its_control_group(path: str, owner: owners.Owner) -> None:
+@pytest.mark.parametrize("row", FACTS["owners"])
+def test_owner_of_a_process_is_read_from_its_control_group(row: list[str]) -> None:
+    path, *owner = row
     process = Process(id=ProcessId(pid=1, start_ticks=1), parent_pid=0, comm="x", state="S", uid=7, cgroups=(path,))
-    assert owners.owner_of(process) == owner
+    assert owners.owner_of(process) == owners.Owner(*owner)
 
 
 @pytest.mark.parametrize(
@@ -588,28 +547,12 @@ def test_job_of_ranks_with_titles_is_told_without_their_arguments(tmp_path: Path
     assert {(job.program, job.command) for job in jobs} == {("train.py", "train.py")}
 
 
-@pytest.mark.parametrize(
-    ("environ", "expected"),
-    [
-        ({}, None),
-        ({"RANK": "0"}, None),
-        ({"RANK": "2", "WORLD_SIZE": "2"}, None),
-        ({"RANK": "-1", "WORLD_SIZE": "2"}, None),
-        ({"RANK": "\u0661", "WORLD_SIZE": "2"}, None),
-        ({"RANK": "1", "WORLD_SIZE": "99999999999999"}, (1, None, None)),
-        ({"RANK": "1", "WORLD_SIZE": "many"}, None),
-        ({"RANK": "1", "WORLD_SIZE": "2"}, (1, None, None)),
-        ({"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "x", "LOCAL_WORLD_SIZE": "999999"}, (1, None, None)),
-        ({"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_SIZE": "2"}, (1, 1, 2)),
-        ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"}, None),
-        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}, None),
-        ({"PMI_RANK": "0", "PMI_SIZE": "4"}, None),
-    ],
-)
-def test_rank_slot_needs_plausible_numbers(environ: dict[str, str], expected: tuple[int, ...] | None) -> None:
+@pytest.mark.parametrize(("environ", "expected"), FACTS["rank_slots"])
+def test_rank_slot_needs_plausible_numbers(environ: dict[str, str], expected: list[int]) -> None:
     process = Process(id=ProcessId(pid=7, start_ticks=1), parent_pid=1, comm="python", state="S", environ=environ)
     slot = process_role.find_rank_slot(process, None)
-    assert (slot and (slot.rank, slot.local_rank, slot.local_world_size)) == expected
+    numbers = (slot.rank, slot.local_rank, slot.local_world_size) if slot else ()
+    assert [number for number in numbers if number is not None] == expected
 
 
 @pytest.mark.parametrize(
@@ -623,37 +566,14 @@ def test_slurm_tasks_per_node(layout: str, node: str, tasks: int | None) -> None
     assert slot is not None and slot.local_world_size == tasks
 
 
-@pytest.mark.parametrize(
-    ("environ", "local_rank", "uuids"),
-    [
-        ({}, 2, ("GPU-a2",)),
-        ({}, None, ()),
-        ({}, 9, ()),
-        ({"CUDA_VISIBLE_DEVICES": ""}, 0, ()),
-        ({"CUDA_VISIBLE_DEVICES": "-1"}, 0, ()),
-        ({"CUDA_VISIBLE_DEVICES": "5"}, 3, ("GPU-a5",)),
-        ({"CUDA_VISIBLE_DEVICES": "5,6"}, 1, ("GPU-a6",)),
-        ({"CUDA_VISIBLE_DEVICES": "GPU-a6, GPU-a5"}, 1, ("GPU-a5",)),
-        ({"CUDA_VISIBLE_DEVICES": "GPU-a"}, 0, ()),
-        ({"CUDA_VISIBLE_DEVICES": "99,1"}, 1, ()),
-        ({"NVIDIA_VISIBLE_DEVICES": "GPU-a6,GPU-a7"}, 1, ("GPU-a7",)),
-        ({"NVIDIA_VISIBLE_DEVICES": "GPU-a6,GPU-a7", "CUDA_VISIBLE_DEVICES": "1"}, 0, ("GPU-a7",)),
-        ({"NVIDIA_VISIBLE_DEVICES": "all"}, 1, ("GPU-a1",)),
-        ({"SLURM_STEP_GPUS": "4,5,6,7", "CUDA_VISIBLE_DEVICES": "0,1,2,3"}, 1, ("GPU-a5",)),
-        ({"SLURM_STEP_GPUS": "4,5,6,7", "CUDA_VISIBLE_DEVICES": "4,5,6,7"}, 1, ("GPU-a5",)),
-        ({"CUDA_VISIBLE_DEVICES": "MIG-2b"}, 3, ("GPU-a2",)),
-        ({"CUDA_VISIBLE_DEVICES": "MIG-none"}, 0, ()),
-        ({"CUDA_VISIBLE_DEVICES": "MIG-GPU-a3/1/0"}, 0, ("GPU-a3",)),  # before driver 470
-        ({"NVIDIA_VISIBLE_DEVICES": "MIG-2a,MIG-2b"}, 0, ("GPU-a2",)),
-    ],
-)
-def test_gpus_by_environment(environ: dict[str, str], local_rank: int | None, uuids: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(("environ", "local_rank", "uuids"), FACTS["gpus"])
+def test_gpus_by_environment(environ: dict[str, str], local_rank: int, uuids: list[str]) -> None:
     gpus = [GpuSample(index=index, uuid=f"GPU-a{index}") for index in (7, 6, 5, 4, 3, 1, 0)]
     gpus.insert(
         5,
         GpuSample(index=2, uuid="GPU-a2", mig_uuids=("MIG-2a", "MIG-2b"), pids=(99,) if "MIG" in str(environ) else ()),
     )
-    assert rank_gpus.find_gpus([1], environ, local_rank, gpus) == uuids
+    assert rank_gpus.find_gpus([1], environ, None if local_rank < 0 else local_rank, gpus) == tuple(uuids)
 
 
 _texts = st.text(max_size=6) | st.sampled_from(

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec import toml
 
 from hangwatch.capture.kernel_log import LINES_OF_A_RANK, find_lines
 from hangwatch.model import EndedProcess, Job, KernelLine, ProcessId, Rank
@@ -20,9 +19,9 @@ from hangwatch.probes.base import filesystems, procfs
 from hangwatch.probes.node import kmsg
 from hangwatch.probes.node.journal import JournalFormatter, NonBlockingHandler, is_journal
 from hangwatch.tables import kernel_lines
-from tests.conftest import DATA, identity
+from tests.conftest import identity, load_table
 
-LINES: dict[str, dict[str, str]] = toml.decode((DATA / "log_lines.toml").read_text())["kernel"]
+LINES: dict[str, dict[str, str]] = load_table("log_lines.toml")["kernel"]
 GPU = "GPU-00000000-0000-0000-0000-{:012d}"
 FIRST = {name: next(iter(lines)) for name, lines in LINES.items()}
 SEGFAULT = FIRST["segfault"].replace("14654", "{}")

@@ -3,14 +3,13 @@
 import time
 
 import pytest
-from msgspec import toml
 
 from hangwatch.tables import nccl_messages
-from tests.conftest import DATA
+from tests.conftest import load_table
 from tests.unit.test_explain_logs import judged, messages_of
 
 INFO = "gpu-07:5776:5898 [1] NCCL INFO "
-LINES: dict[str, list[str]] = toml.decode((DATA / "log_lines.toml").read_text())["nccl"]
+LINES: dict[str, list[str]] = load_table("log_lines.toml")["nccl"]
 INNOCENT = (
     "step 812 loss 3.2",
     INFO + "NCCL_SOCKET_IFNAME set by environment to eth0",

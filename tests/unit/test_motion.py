@@ -1,5 +1,7 @@
 """The signature of a rank, by measurement: its sleeps and system calls count, the names of functions do not."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -34,6 +36,7 @@ from hangwatch.stacks.grouping import group_ranks
 from hangwatch.stacks.process_activity import find_process_activity
 from hangwatch.stacks.sleeps import find_sleep
 from hangwatch.verdict.judge import judge
+from tests.conftest import load_table
 from tests.hangs import frames
 from tests.samples import change_parts
 from tests.unit.test_waitfor import record, recorder
@@ -45,9 +48,6 @@ HERE = ["step (mine.py:7)", "go (mine.py:30)"]
 THERE = ["step (mine.py:8)", HERE[1]]
 INSIDE = ["poll (library.py:40)", *HERE]
 ELSEWHERE_INSIDE = ["poll (library.py:44)", *HERE]
-ASLEEP = SystemCall(number=230, kind="sleeps")
-A_MINUTE = SystemCall(number=230, kind="sleeps", left_seconds=60.0)
-TEN_MS = SystemCall(number=230, kind="sleeps", left_seconds=0.01)
 OPENS = SystemCall(number=257, name="openat", object="file")
 READS = SystemCall(number=0, name="read", kind="receives", descriptors=(5,), object="file")
 HTTP = Awaited(name="10.0.0.9 port 8000")
@@ -64,12 +64,6 @@ def measure(
         for dump in stack_dump.rounds
     ]
     return progress.measure(stack_dump, activities, settings, operations=operations)
-
-
-def in_calls(*calls: SystemCall | None) -> tuple[ProcessDump, ...]:
-    """Return one round for each system call of the main thread (None if it runs), at one line."""
-    found = dumps([STILL[0]] * len(calls), switches=0.1)
-    return tuple(change_parts(dump, call=call) for dump, call in zip(found, calls, strict=True))
 
 
 def dumps(  # noqa: PLR0913 - a counter each, and most tests set one
@@ -158,201 +152,66 @@ def rank(
 
 
 STILL = [HERE] * 3
-LOADER = ["_try_get_data (torch/utils/data/dataloader.py:1284)", "__next__ (torch/utils/data/dataloader.py:701)", *HERE]
 SPINNING = dumps(STILL, cpu=1.0)
-AT_LOADER = dumps([LOADER] * 3, switches=0.2)
-
-
-@pytest.mark.parametrize(
-    ("name", "stack_dump", "expected"),
-    [
-        ("one round tells nothing", rank(dumps([HERE])), Signature.UNKNOWN),
-        ("no round tells nothing", rank(()), Signature.UNKNOWN),
-        ("gone", rank((), gone=True), Signature.GONE),
-        ("a zombie", rank(dumps([HERE, HERE], state="Z")), Signature.GONE),
-        ("stopped", rank(dumps(STILL, state="T")), Signature.STOPPED),
-        ("stopped by a tracer, and undumpable", rank(dumps([[], []], state="t")), Signature.STOPPED),
-        ("blocked", rank(dumps(STILL)), Signature.BLOCKED),
-        ("blocked in D", rank(dumps(STILL, state="D")), Signature.BLOCKED),
-        ("in D, and mapped pages come", rank(dumps(STILL, state="D", faulted=1e6)), Signature.TRANSFERS),
-        ("in D, and hardly a page comes", rank(dumps(STILL, state="D", faulted=4096.0)), Signature.BLOCKED),
-        ("undumpable in D, and pages come", rank(dumps([[], []], state="D", faulted=1e6)), Signature.TRANSFERS),
-        ("undumpable in D", rank(dumps([[], []], state="D")), Signature.BLOCKED),
-        ("undumpable in D, yet it used CPU", rank(dumps([[], []], cpu=0.5, state="D")), Signature.UNKNOWN),
-        ("undumpable in D, and what it reads comes", rank(dumps([[], []], io=1e6, state="D")), Signature.TRANSFERS),
-        ("undumpable and running", rank(dumps([[], []], cpu=0.5, state="R")), Signature.UNKNOWN),
-        ("one dump of three is not a comparison", rank(dumps([[], HERE, []])), Signature.UNKNOWN),
-        ("lines of the program changed", rank(dumps([HERE, HERE, THERE])), Signature.COMPUTES),
-        ("lines of a library changed, and it computed",
-         rank(dumps([INSIDE, ELSEWHERE_INSIDE], cpu=0.5)), Signature.COMPUTES),
-        ("lines of a library changed, in no time",
-         rank(dumps([INSIDE, ELSEWHERE_INSIDE], cpu=0.005)), Signature.BLOCKED),
-        ("lines of a library changed, and it polls",
-         rank(dumps([INSIDE, ELSEWHERE_INSIDE], cpu=0.05, switches=20.0)), Signature.POLLS),
-        ("lines of a library changed, in the kernel's time",
-         rank(dumps([INSIDE, ELSEWHERE_INSIDE], cpu=1.0, system=0.7)), Signature.SPINS),
-        ("native frames that change are not lines",
-         rank(dumps([["0x7f01 (libcuda.so)", *HERE], ["poll (libc.so.6)", *HERE]])), Signature.BLOCKED),
-        ("reads or writes files", rank(dumps(STILL, io=1e6)), Signature.TRANSFERS),
-        ("waits in D for pages of a mapped file, and they come",
-         rank(dumps(STILL, state="D", fetched_bytes=1e6)), Signature.TRANSFERS),
-        ("waits in D for a page of a mapped file, and it does not come",
-         rank(dumps(STILL, state="D", fetched_bytes=0)), Signature.BLOCKED),
-        ("receives 400 kB/s into memory", rank(dumps(STILL, socket_bytes=4e5)), Signature.TRANSFERS),
-        ("asks the store of the job once a second", rank(dumps(STILL, socket_bytes=2e4)), Signature.BLOCKED),
-        ("its GPU works", rank(SPINNING, use=1.0, power=0.8), Signature.GPU_WORKS),
-        ("spins while it waits for its GPU", rank(SPINNING, use=1.0, power=0.1), Signature.BEHIND_GPU),
-        ("spins while it waits for its GPU, busy level unknown", rank(SPINNING, use=1.0), Signature.BEHIND_GPU),
-        ("waits for its GPU, no traffic on its links",
-         rank(SPINNING, use=1.0, power=0.1, nvlink=0.0, pcie=2e5), Signature.BEHIND_GPU),
-        ("waits for its GPU, kernel polls the memory of the host",
-         rank(SPINNING, use=1.0, power=0.1, nvlink=0.0, pcie=1.7e9), Signature.BEHIND_GPU),
-        ("NVLink carries what its GPU works on, slowly",
-         rank(SPINNING, use=1.0, power=0.1, nvlink=5e9, pcie=2e5), Signature.GPU_WORKS),
-        ("PCIe carries it, and there is no NVLink",
-         rank(SPINNING, use=1.0, power=0.1, pcie=2.5e9), Signature.GPU_WORKS),
-        ("its links carry as much, and its GPU is idle in all samples",
-         rank(dumps(STILL), use=0.0, power=0.0, pcie=2.5e9), Signature.GPU_WORKS),
-        ("is blocked by its GPU, and another of its threads spins",
-         rank(dumps(STILL, cpu=1.0, main=0.0), use=1.0, power=0.1), Signature.BEHIND_GPU),
-        ("polls its GPU", rank(dumps(STILL, switches=50.0), use=1.0, power=0.1), Signature.BEHIND_GPU),
-        ("waits for its GPU, its loader works ahead",
-         rank(SPINNING, dumps([HERE, THERE], cpu=0.5), use=1.0, power=0.1), Signature.BEHIND_GPU),
-        ("waits for its GPU, and bytes flow through its own connections",
-         rank(dumps(STILL, cpu=1.0, socket_bytes=1e7), use=1.0, power=0.1), Signature.TRANSFERS),
-        ("draws what its light work draws, and so does a hang",
-         rank(SPINNING, use=1.0, power=0.8, light=True), Signature.UNKNOWN),
-        ("the same, where work and idle are too close to tell",
-         rank(SPINNING, use=1.0, light=True), Signature.UNKNOWN),
-        ("the same, its loader works ahead",
-         rank(SPINNING, dumps([HERE, THERE], cpu=0.5), use=1.0, power=0.8, light=True), Signature.COMPUTES),
-        ("draws less than its light work does", rank(SPINNING, use=1.0, power=0.3, light=True), Signature.BEHIND_GPU),
-        ("blocked in D while its GPU waits", rank(dumps(STILL, state="D"), use=1.0, power=0.1), Signature.BLOCKED),
-        ("holds the GIL while its GPU waits",
-         rank(dumps(STILL, cpu=1.0, gil=True), use=1.0, power=0.1), Signature.SPINS),
-        ("spins, its GPU idle", rank(SPINNING, use=0.0, power=0.0), Signature.SPINS),
-        ("spins, nothing is known of its GPU", rank(SPINNING), Signature.SPINS),
-        ("spins on a machine without a core to spare", rank(dumps(STILL, cpu=0.01, delay=0.97)), Signature.SPINS),
-        ("sleeps for two seconds again and again", rank(dumps(STILL, switches=0.5)), Signature.POLLS),
-        ("wakes every five seconds, as a DataLoader does", rank(dumps(STILL, switches=0.2)), Signature.BLOCKED),
-        ("sleeps for ten seconds again and again",
-         rank(dumps(STILL, switches=0.1, call=ASLEEP)), Signature.POLLS),
-        ("sleeps again and again, and was met awake once",
-         rank(in_calls(ASLEEP, None, ASLEEP)), Signature.POLLS),
-        ("was met asleep once", rank(in_calls(ASLEEP, None, None)), Signature.BLOCKED),
-        ("sleeps between waits of another kind",
-         rank(in_calls(ASLEEP, SystemCall(number=202, kind="other"), ASLEEP)), Signature.BLOCKED),
-        ("sleeps, and never wakes", rank(dumps(STILL, call=ASLEEP)), Signature.BLOCKED),
-        ("sleeps while it waits for its GPU, again and again",
-         rank(dumps(STILL, switches=0.2, call=ASLEEP), use=1.0, power=0.1), Signature.BEHIND_GPU),
-        ("opens a file that does not come, whatever its GPU reads",
-         rank(in_calls(*[OPENS] * 3), use=1.0, power=0.1), Signature.BLOCKED),
-        ("the same, where the GPU draws what light work draws",
-         rank(in_calls(*[OPENS] * 3), use=1.0, light=True), Signature.BLOCKED),
-        ("opens files one after another, in other calls between",
-         rank(in_calls(OPENS, None, OPENS), use=1.0, power=0.1), Signature.BEHIND_GPU),
-        ("sleeps for a minute, whatever its GPU reads",
-         rank(in_calls(*[A_MINUTE] * 3), use=1.0, power=0.1), Signature.POLLS),
-        ("sleeps for 10 ms in compiled code",
-         rank(in_calls(*[TEN_MS] * 3), use=1.0, power=0.1), Signature.BEHIND_GPU),
-        ("reads a file that does not come, whatever its GPU reads",
-         rank(dumps(STILL, stuck_on="/data/shard-3"), use=1.0, power=0.1), Signature.BLOCKED),
-        ("waits for a server, whatever its GPU reads",
-         rank(dumps(STILL, awaited=HTTP), use=1.0, power=0.1), Signature.AWAITS_OUTSIDE),
-        ("the same, where the GPU draws what light work draws",
-         rank(dumps(STILL, awaited=HTTP), use=1.0, light=True), Signature.UNKNOWN),
-        ("our own dumps are not polling", rank(dumps(STILL, dump_switches=9)), Signature.BLOCKED),
-        ("another thread computes, for an unknown reason", rank(dumps(STILL, cpu=0.3, main=0.0)), Signature.UNKNOWN),
-        ("a loader without data", rank(dumps(STILL), dumps(STILL)), Signature.BLOCKED),
-        ("a loader with a worker that computes", rank(dumps(STILL), dumps([HERE, THERE])), Signature.COMPUTES),
-        ("a loader with a worker that uses a core at one line", rank(dumps(STILL), SPINNING), Signature.UNKNOWN),
-        ("a loader with a worker that reads", rank(dumps(STILL), dumps(STILL, io=1e6)), Signature.TRANSFERS),
-        ("waits for a child that copies", rank(dumps(STILL, children_bytes=1e6)), Signature.TRANSFERS),
-        ("waits for a child that computes",
-         rank(dumps(STILL, children_cpu_seconds=1.0)), Signature.UNKNOWN),
-        ("waits for an HTTP server", rank(dumps(STILL, awaited=HTTP)), Signature.AWAITS_OUTSIDE),
-        ("is in a collective while one of its threads waits for an HTTP server",
-         rank(dumps(STILL, awaited=HTTP, waits_in_torch=True)), Signature.BLOCKED),
-        ("waits for an HTTP server that is gone",
-         rank(dumps(STILL, awaited=replace(HTTP, end="lost"))), Signature.BLOCKED),
-        ("in fsync, and the device writes",
-         rank(dumps(STILL, state="D", device_bytes=1e7)), Signature.TRANSFERS),
-        ("in fsync, and the device is still, whatever others write",
-         rank(dumps(STILL, state="D", device_bytes=0, dirty_bytes=-1e7)), Signature.BLOCKED),
-        ("in fsync of a file without a device, and what is dirty falls",
-         rank(dumps([[], []], state="D", dirty_bytes=-1e7)), Signature.TRANSFERS),
-        ("in fsync of a file without a device, and more is dirty",
-         rank(dumps(STILL, state="D", dirty_bytes=1e7)), Signature.BLOCKED),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
-)  # fmt: skip
-def test_signature(name: str, stack_dump: RankDump, expected: Signature) -> None:
-    assert measure(stack_dump).signature is expected, name
-
-
 IN_COLLECTIVE = [["all_reduce (torch/distributed/distributed_c10d.py:2810)", *HERE]] * 3
 RECEIVES = replace(READS, name="recvfrom", object="socket")
 AT_PIPE = replace(READS, object="pipe")
-AT_WORKER = replace(AT_PIPE, workers=(2,))
-AT_CHILD = SystemCall(number=61, name="wait4", kind="awaits_child", object="child")
 BESIDE = {"io": 1e5, "main_io": 0.0, "rank_bytes": 0.0}  # a side thread writes metrics
+TABLES = load_table("signatures.toml")
+STACKS = {
+    "here": HERE,
+    "there": THERE,
+    "inside": INSIDE,
+    "elsewhere inside": ELSEWHERE_INSIDE,
+    "native": ["0x7f01 (libcuda.so)", *HERE],
+    "other native": ["poll (libc.so.6)", *HERE],
+    "collective": IN_COLLECTIVE[0],
+    "loader": ["_try_get_data (torch/utils/data/dataloader.py:1284)", "__next__ (torch/utils/data/dataloader.py:701)", *HERE],
+    "": [],
+}  # fmt: skip
+OBJECTS = {
+    "sleeps": SystemCall(number=230, kind="sleeps"),
+    "sleeps for a minute": SystemCall(number=230, kind="sleeps", left_seconds=60.0),
+    "sleeps for 10 ms": SystemCall(number=230, kind="sleeps", left_seconds=0.01),
+    "opens": OPENS,
+    "reads": READS,
+    "receives": RECEIVES,
+    "at a pipe": AT_PIPE,
+    "at the pipe of worker 2": replace(AT_PIPE, workers=(2,)),
+    "at the pipe of worker 3": replace(AT_PIPE, workers=(3,)),
+    "awaits a child": SystemCall(number=61, name="wait4", kind="awaits_child", object="child"),
+    "another call": SystemCall(number=202, kind="other"),
+    "a server": HTTP,
+    "a lost server": replace(HTTP, end="lost"),
+}
 
 
-@pytest.mark.parametrize(
-    ("name", "stack_dump", "expected"),
-    [
-        ("waits in a collective", rank(dumps(IN_COLLECTIVE, **BESIDE)), Signature.BLOCKED),
-        ("the same, with page faults", rank(dumps(IN_COLLECTIVE, faulted=1e6, **BESIDE)), Signature.BLOCKED),
-        ("the same, and a side thread computes",
-         rank(dumps(IN_COLLECTIVE, cpu=0.3, main=0.0, **BESIDE)), Signature.BLOCKED),
-        ("the same, and its loader works ahead",
-         rank(dumps(IN_COLLECTIVE, **BESIDE), dumps([HERE, THERE, HERE], io=1e6)), Signature.BLOCKED),
-        ("the collective carries, slowly",
-         rank(dumps(IN_COLLECTIVE, main_io=0.0, rank_bytes=1e5)), Signature.TRANSFERS),
-        ("the bytes of the collective are not counted", rank(dumps(IN_COLLECTIVE, io=1e5)), Signature.TRANSFERS),
-        ("opens a file that does not come", rank(dumps(STILL, call=OPENS, **BESIDE)), Signature.BLOCKED),
-        ("the same, and a side thread computes",
-         rank(dumps(STILL, call=OPENS, cpu=0.3, main=0.0, **BESIDE)), Signature.BLOCKED),
-        ("its main thread reads the file", rank(dumps(STILL, call=READS, io=1e6, main_io=1e6)), Signature.TRANSFERS),
-        ("another thread reads files", rank(dumps(STILL, call=READS, io=1e6, main_io=0.0)), Signature.BLOCKED),
-        ("its connection carries",
-         rank(dumps(STILL, call=RECEIVES, main_io=0.0, object_bytes=1e5)), Signature.TRANSFERS),
-        ("another connection carries",
-         rank(dumps(STILL, call=RECEIVES, main_io=0.0, object_bytes=0, socket_bytes=1e6)), Signature.BLOCKED),
-        ("the child copies", rank(dumps(STILL, call=AT_CHILD, children_bytes=1e6, **BESIDE)), Signature.TRANSFERS),
-        ("the child computes",
-         rank(dumps(STILL, call=AT_CHILD, children_cpu_seconds=1.0, **BESIDE)), Signature.UNKNOWN),
-        ("the loader worker behind its pipe computes",
-         rank(dumps(STILL, call=AT_WORKER, **BESIDE), dumps([HERE, THERE, HERE])), Signature.COMPUTES),
-        ("the other end of its pipe is unknown, and a worker computes",
-         rank(dumps(STILL, call=AT_PIPE, **BESIDE), dumps([HERE, THERE, HERE])), Signature.COMPUTES),
-        ("another worker is at the other end of its pipe",
-         rank(dumps(STILL, call=replace(AT_PIPE, workers=(3,)), **BESIDE), dumps([HERE, THERE, HERE])),
-         Signature.BLOCKED),
-        ("receives from a peer that is gone, and its loader works ahead",
-         rank(dumps(STILL, call=RECEIVES, awaited=replace(HTTP, end="lost"), main_io=0.0, object_bytes=0),
-              dumps([HERE, THERE, HERE])), Signature.BLOCKED),
-        ("opens a file that does not come, and its loader works ahead",
-         rank(dumps(STILL, call=OPENS, **BESIDE), dumps([HERE, THERE, HERE], io=1e6)), Signature.BLOCKED),
-        ("a worker copies, for which the main thread may wait",
-         rank(dumps(STILL), dumps([HERE, HERE], io=1e6)), Signature.TRANSFERS),
-        ("sleeps in torch", rank(dumps(STILL, waits_in_torch=True, **BESIDE)), Signature.BLOCKED),
-        ("spins while it waits for its GPU",
-         rank(dumps(STILL, cpu=1.0, **BESIDE), use=1.0, power=0.1), Signature.BEHIND_GPU),
-        ("waits for a lock of its program, maybe of that thread",
-         rank(dumps(STILL, **BESIDE)), Signature.TRANSFERS),
-        ("waits for loader workers, which do not progress", rank(AT_LOADER, dumps(STILL), use=1.0, power=0.1), Signature.BLOCKED),
-        ("waits for loader workers, and one computes", rank(AT_LOADER, dumps([HERE, THERE]), use=1.0, power=0.1), Signature.COMPUTES),
-        ("waits for loader workers, and one reads", rank(AT_LOADER, dumps(STILL, io=1e6), use=1.0, power=0.1), Signature.TRANSFERS),
-        ("has no loader workers: it collates itself, maybe a tensor of its GPU",
-         rank(AT_LOADER, use=1.0, power=0.1), Signature.BEHIND_GPU),
-        ("spins, which no wait for workers does",
-         rank(dumps([LOADER] * 3, cpu=1.0), dumps(STILL), use=1.0, power=0.1), Signature.BEHIND_GPU),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
-)  # fmt: skip
-def test_only_motion_of_what_main_thread_waits_for_counts(name: str, stack_dump: RankDump, expected: Signature) -> None:
-    assert measure(stack_dump, table=activity.load()).signature is expected, name
+def read_rank(row: dict[str, Any]) -> RankDump:
+    """Return the rank of a row of signatures.toml."""
+    of_rank = {name: row[name] for name in ("use", "power", "nvlink", "pcie", "light", "gone") if name in row}
+    of_rounds = {name: value for name, value in row.items() if name not in (*of_rank, "signature", "worker")}
+    return rank(read_rounds(of_rounds), read_rounds(row["worker"]) if "worker" in row else (), **of_rank)
+
+
+def read_rounds(values: dict[str, Any]) -> tuple[ProcessDump, ...]:
+    """Return one round for each system call, at one line, or one for each stack."""
+    values = {name: OBJECTS[value] if name in ("call", "awaited") else value for name, value in values.items()}
+    if calls := values.pop("calls", None):
+        rounds = dumps([HERE] * len(calls), switches=0.1)
+        return tuple(change_parts(dump, call=OBJECTS.get(call)) for dump, call in zip(rounds, calls, strict=True))
+    beside = BESIDE if values.pop("beside", False) else {}
+    stacks = values.pop("stacks", [values.pop("stack", "here")] * 3)
+    return dumps([STACKS[name] for name in stacks], **beside, **values)
+
+
+@pytest.mark.parametrize(("name", "row"), TABLES["without_names"].items(), ids=TABLES["without_names"])
+def test_signature(name: str, row: dict[str, Any]) -> None:
+    assert measure(read_rank(row)).signature == row["signature"], name
+
+
+@pytest.mark.parametrize(("name", "row"), TABLES["with_names"].items(), ids=TABLES["with_names"])
+def test_only_motion_of_what_main_thread_waits_for_counts(name: str, row: dict[str, Any]) -> None:
+    assert measure(read_rank(row), table=activity.load()).signature == row["signature"], name
 
 
 BACKWARD = [["_engine_run_backward (torch/autograd/graph.py:850)", *HERE]] * 3

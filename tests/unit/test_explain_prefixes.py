@@ -1,7 +1,7 @@
 """Logs and dumps behind prefixes of launchers, containers, collectors: the verdict is that of the bare text."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import pytest
 
@@ -12,55 +12,11 @@ from hangwatch.stacks.grouping import group_ranks
 from hangwatch.tools.explain import traces
 from hangwatch.verdict import judge
 from hangwatch.verdict.supplements import complete
+from tests.conftest import load_table
 from tests.hangs import TABLE
 from tests.unit.test_traces import process
 
-CYAN, PLAIN = "\x1b[36m", "\x1b[0m"
-
-
-def in_json(key: str) -> Callable[[str], str]:
-    return lambda line: json.dumps({"severity": "ERROR", "time": "2026-09-18T19:29:24Z", key: line + "\n"})
-
-
-def before(text: str) -> Callable[[str], str]:
-    return lambda line: text + line
-
-
-PREFIXES: dict[str, Callable[[str], str]] = {
-    "date": before("2026-09-18 19:29:24 "),
-    "milliseconds": before("2026-09-18 19:29:24,123 "),
-    "zone": before("2026-09-18T19:29:24.123456789Z "),
-    "brackets": before("[2026-09-18 19:29:24] "),
-    "slashes": before("2026/09/18 19:29:24 "),
-    "level": before("2026-09-18 19:29:24,123 ERROR "),
-    "logger": before("2026-09-18 19:29:24,123 - trainer - ERROR - "),
-    "ray": before("(WorkerDict pid=402) "),
-    "coloured ray": before(f"{CYAN}(WorkerDict pid=402){PLAIN} "),
-    "ray with address": before("(TrainWorker pid=402, ip=10.0.0.3) "),
-    "docker": in_json("log"),
-    "journal": in_json("MESSAGE"),
-    "message": in_json("message"),
-    "msg": in_json("msg"),
-    "cloud logging": in_json("textPayload"),
-    "datadog": lambda line: json.dumps({"id": "AQ", "attributes": {"host": "gpu-07", "message": line}}),
-    "json of several lines": lambda line: f'    "message": {json.dumps(line)},',
-    "loki": before('2026-11-20T14:02:11Z {app="train", pod="t-0"} '),
-    "compose": before("trainer-1  | "),
-    "stern": before("trainer-1 pytorch "),
-    "coloured compose": before(f"{CYAN}trainer-1  | {PLAIN}"),
-    "syslog": before("Sep 18 19:29:24 gpu-07 train[4711]: "),
-    "cri": before("2026-09-18T19:29:24.123456789+02:00 stderr F "),
-    "sagemaker": before("[1,mpirank:7,algo-1]<stderr>:"),
-    "skypilot": before("(worker1, rank=1, pid=1234, ip=10.0.0.7) "),
-    "determined": before("[2026-09-18T19:29:24.123Z] 3f2a9b1c || ERROR: "),
-    "tqdm": before("  5%|#   | 10/200 [00:10<03:10,  1.00s/it]\r"),
-    "tqdm in the same line": before("  5%|#   | 10/200 [00:10<03:10,  1.00s/it]"),
-    "kubectl": before("[pod/trainer-0/pytorch] "),
-    "quote": before("> "),
-    "spaces": before("    "),
-    "cloudwatch": before("2026-09-18T19:29:24.123Z algo-1-xyz "),
-    "template": before("[trainer/node-a] "),
-}
+PREFIXES = load_table("log_prefixes.toml")
 WITHOUT_STACKS = {"tqdm", "tqdm in the same line"}
 OF_ONE_PROCESS = {"ray", "coloured ray", "ray with address", "sagemaker"}
 WITHOUT_PIDS = {"faulthandler", "format_stack"}
@@ -223,6 +179,11 @@ def number_of(rank: RankId) -> int:
     return rank.rank if rank.rank is not None else rank.pid or -1
 
 
+def decorate(prefix: str, lines: list[str]) -> list[str]:
+    form = PREFIXES[prefix]
+    return [form.replace("{line}", line).replace("{escaped}", json.dumps(line)[1:-1]) for line in lines]
+
+
 def colour(line: str) -> str:
     return line if line.lstrip().startswith(("{", '"')) else f"\x1b[31m{line}\x1b[0m"
 
@@ -231,7 +192,7 @@ def colour(line: str) -> str:
 @pytest.mark.parametrize("prefix", PREFIXES)
 def test_log_behind_a_prefix_has_the_verdict_of_the_bare_log(prefix: str, kind: str) -> None:
     bare = judge_lines(LOGS[kind])
-    decorated = [PREFIXES[prefix](line) for line in LOGS[kind]]
+    decorated = decorate(prefix, LOGS[kind])
     assert bare[2] == CHECK_FIRST_OF_LOGS[kind]
     assert judge_lines(decorated) == bare
     assert judge_lines([f"{line}\r" for line in decorated]) == bare
@@ -253,7 +214,7 @@ def test_log_behind_a_prefix_has_the_verdict_of_the_bare_log(prefix: str, kind: 
 )
 def test_stacks_behind_a_prefix_have_the_verdict_of_the_bare_text(prefix: str, kind: str) -> None:
     bare = judge_lines(STACKS[kind])
-    decorated = [PREFIXES[prefix](line) for line in STACKS[kind]]
+    decorated = decorate(prefix, STACKS[kind])
     assert len(bare[3]) > 2
     assert judge_lines(decorated) == bare
     assert judge_lines([line.rstrip(" ") + "\r" for line in decorated]) == bare

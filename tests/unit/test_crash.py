@@ -2,6 +2,7 @@
 
 import json
 import traceback
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -19,7 +20,9 @@ from hangwatch.state import steps
 from hangwatch.state.board import Snapshot
 from hangwatch.tables import kernel_lines
 from tests import secret_texts
+from tests.conftest import load_table
 
+CASES = load_table("crashes.toml")
 NOW = 1.8e9
 RESET = "RuntimeError: Connection closed by peer [127.0.0.1]:34688"
 
@@ -81,61 +84,14 @@ def incident_of(artifacts: list[CrashArtifacts], at: float = NOW, **sizes: int) 
     return crash.make_incident(job(*artifacts, **sizes), "n1", artifacts, verdict, activity.load(), unix_now=at)
 
 
-@pytest.mark.parametrize(
-    ("artifacts", "named", "confidence", "words"),
-    [
-        pytest.param(
-            [make_artifacts(0, error=RESET, at=1), make_artifacts(1, error="ValueError: empty shard", at=2), make_artifacts(2, error=RESET, at=1)],
-            [1], Confidence.MEDIUM, ": ValueError, according to its error file",
-            id="a rank that complains of others is not the first, even if its time is earlier",
-        ),
-        pytest.param(
-            [make_artifacts(0, error="ValueError: late", at=9), make_artifacts(1, error="KeyError: early", at=2), make_artifacts(2)],
-            [1], Confidence.MEDIUM, ": KeyError, according to its error file",
-            id="the earliest error file",
-        ),
-        pytest.param(
-            [make_artifacts(0, error="ValueError: a", at=3), make_artifacts(1, segfault=3.4), make_artifacts(2, error=RESET, at=3)],
-            [1], Confidence.HIGH, "segfault in libnccl.so.2, according to the kernel's log",
-            id="in the same second the kernel's word comes first",
-        ),
-        pytest.param(
-            [make_artifacts(0, error="ValueError: a", at=3), make_artifacts(1, segfault=3000.0)],
-            [0], Confidence.MEDIUM, ": ValueError, according to its error file",
-            id="a crash long after an error came of it",
-        ),
-        pytest.param(
-            [make_artifacts(0, error="ValueError: a", at=3), make_artifacts(1, core="SIGABRT", at=1)],
-            [0], Confidence.MEDIUM, ": ValueError, according to its error file",
-            id="NCCL's watchdog aborts victims",
-        ),
-        pytest.param(
-            [make_artifacts(0), make_artifacts(1, core="SIGABRT", at=1)], [1], Confidence.LOW, "SIGABRT, by its core", id="an abort alone"
-        ),
-        pytest.param(
-            [make_artifacts(0), make_artifacts(1, core="SIGBUS", at=1)], [1], Confidence.HIGH, "SIGBUS, by its core", id="a fault by its core"
-        ),
-        pytest.param(
-            [make_artifacts(0, error="ImportError: no flash", at=1), make_artifacts(1, error="ImportError: no flash", at=1), make_artifacts(2)],
-            [0, 1], Confidence.LOW, ": ImportError, according to its error file",
-            id="some alike in one second",
-        ),
-        pytest.param(
-            [make_artifacts(0, error=RESET, at=1), make_artifacts(1), make_artifacts(2, error=RESET, at=1)],
-            [], Confidence.NONE, "all reports blame other ranks",
-            id="rank without a report is checked first",
-        ),
-    ],
-)  # fmt: skip
-def test_first_dead_rank_is_named_by_its_artifacts(
-    artifacts: list[CrashArtifacts], named: list[int], confidence: Confidence, words: str
-) -> None:
-    verdict = judged(artifacts)
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_first_dead_rank_is_named_by_its_artifacts(case: dict[str, Any]) -> None:
+    verdict = judged([make_artifacts(**artifacts) for artifacts in case["artifacts"]])
     assert verdict.kind == "Crashed"
-    assert [rank.rank for rank in verdict.named] == named, verdict.message
-    assert verdict.confidence is confidence
-    assert words in verdict.message
-    assert [rank.rank for rank in verdict.check_first] == ([] if named else [1])
+    assert [rank.rank for rank in verdict.named] == case["named"], verdict.message
+    assert verdict.confidence == case["confidence"]
+    assert case["says"] in verdict.message
+    assert [rank.rank for rank in verdict.check_first] == ([] if case["named"] else [1])
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
@@ -51,6 +52,7 @@ from hangwatch.verdict.wording import group_text
 from hangwatch.verdict.wording.guidance import where_to_look
 from hangwatch.verdict.wording.next_steps import describe_action, next_step
 from tests import hangs
+from tests.conftest import load_table
 from tests.samples import change_parts
 from tests.unit.test_waitfor import Numbers, done, standing, waits
 
@@ -328,9 +330,6 @@ def test_lock_holder_with_the_same_pid_on_another_node_is_distinct() -> None:
 
 LINE = Frame(function="save", file="train.py", line=48)
 OPEN = KernelCall(name="openat", says="openat() on", rounds=2, path="data/shard-3")
-LOCK = FileLock(path="/data/x.lock", holder_pid=44, holder_comm="rsync")
-PIPE = CallTarget(kind="pipe", what="pipe:[7]", other_pid=55, other_comm="tokenizer")
-PEER = CallTarget(kind="connection", what="10.0.0.7 port 443")
 STORAGE = "ask what blocks it: `hangwatch check storage --path data/shard-3` on a"
 
 
@@ -349,103 +348,16 @@ def judged(*, activity: str = "storage_io", motion: Motion = Motion.FROZEN, **fa
     return judge(Grouping(groups=(waiting, suspect)))
 
 
-CASES: dict[str, tuple[dict[str, object], str, str]] = {
-    "a file of its worker": (
-        {"kernel": KernelFacts(worker_call=WorkerCall(pid=161, call=OPEN)), "activity": "data_loading"},
-        'open("data/shard-3") in pid 161, data-loader worker of rank 3 (a)',
-        STORAGE,
-    ),
-    "a FIFO of its worker": (
-        {"kernel": KernelFacts(worker_call=WorkerCall(pid=161, call=replace(OPEN, wchan="wait_for_partner")))},
-        'open("data/shard-3") in pid 161, worker process of rank 3 (a)',
-        "look at data/shard-3: it is a FIFO, and no process has opened its other end",
-    ),
-    "a FIFO": (
-        {"kernel": KernelFacts(call=OPEN, wchan="wait_for_partner")},
-        'open("data/shard-3") in rank 3 (a, pid 160)',
-        "look at data/shard-3: it is a FIFO, and no process has opened its other end",
-    ),
-    "a file that is no FIFO": (
-        {"kernel": KernelFacts(call=OPEN, wchan="rpc_wait_bit_killable")},
-        'open("data/shard-3") in rank 3 (a, pid 160)',
-        STORAGE,
-    ),
-    "a file": ({"kernel": KernelFacts(call=OPEN)}, 'open("data/shard-3") in rank 3 (a, pid 160)', STORAGE),
-    "a lock": (
-        {"kernel": KernelFacts(call=call(name="flock", says="flock() on", file_lock=LOCK))},
-        "flock() on /data/x.lock (held by pid 44, rsync) in rank 3 (a, pid 160)",
-        "look at pid 44 (rsync), which holds the lock of /data/x.lock",
-    ),
-    "a lock without its call": (
-        {"waits": Waits(file_lock=FileLock(path="/data/x.lock"))},
-        "the lock of /data/x.lock in rank 3 (a, pid 160)",
-        "look at /data/x.lock: `fuser -v` shows which processes have it open; its holder may be elsewhere",
-    ),
-    "a pipe": (
-        {"kernel": KernelFacts(call=call(descriptors=1, behind=(PIPE,)))},
-        "read() on a pipe connected to pid 55 (tokenizer) in rank 3 (a, pid 160)",
-        "look at pid 55 (tokenizer), at the other end: `hangwatch dump --pid 55`",
-    ),
-    "a pipe of its own": (
-        {"kernel": KernelFacts(call=call(descriptors=1, behind=(replace(PIPE, other_pid=160),)))},
-        "read() on a pipe connected to this process in rank 3 (a, pid 160)",
-        "find out why write(), called by save (train.py:48) does not return: `hangwatch dump --native --pid 160` on a",
-    ),
-    "a peer": (
-        {"kernel": KernelFacts(call=call(descriptors=1, behind=(PEER,)))},
-        "read() on 10.0.0.7 port 443 in rank 3 (a, pid 160)",
-        "look at 10.0.0.7 port 443: does it respond?",
-    ),
-    "a child": (
-        {"kernel": KernelFacts(call=call(name="wait4", says="wait4() for", child_pid=77, child_comm="ninja"))},
-        "wait4() for its child 77 (ninja) in rank 3 (a, pid 160)",
-        "look at its child 77 (ninja): `hangwatch dump --pid 77`",
-    ),
-    "a key of the store": (
-        {"kernel": KernelFacts(call=call(descriptors=1, behind=(PIPE,))), "waits": Waits(awaits_store="main")},
-        "perhaps a key of the store, awaited by write(), called by save (train.py:48) in rank 3 (a, pid 160)",
-        "check if that call returns: its file system or service, and state (D is blocked) and wchan of the rank",
-    ),
-    "a debugger": (
-        {"activity": "debugger"},
-        "write(), called by save (train.py:48) in rank 3 (a, pid 160)",
-        "ask the person who uses the debugger",
-    ),
-    "a sleep of days": (
-        {"stack": StackFacts(user_frames=(LINE,), sleep=Sleep(1e9, 90_000.0, "p"))},
-        "write(), called by save (train.py:48) in rank 3 (a, pid 160)",
-        "find out why write(), called by save (train.py:48) sleeps until 2001-09-09 01:46:40 UTC",
-    ),
-    "state D": (
-        {"kernel": KernelFacts(state="D", wchan="rpc_wait")},
-        "rpc_wait in the kernel (state D) in rank 3 (a, pid 160)",
-        "`hangwatch check storage xid` on its node shows if a mount does not respond or a driver has failed",
-    ),
-    "a line": (
-        {},
-        "write(), called by save (train.py:48) in rank 3 (a, pid 160)",
-        "find out why write(), called by save (train.py:48) does not return: `hangwatch dump --native --pid 160` on a",
-    ),
-    "a lock of its process": (
-        {"kernel": KernelFacts(call=call(name="futex", says="futex"))},
-        "write(), called by save (train.py:48) in rank 3 (a, pid 160)",
-        "find out for which of its threads write(), called by save (train.py:48) waits: "
-        "`hangwatch dump --native --stacks --pid 160` on a",
-    ),
-    "a rank that works": (
-        {"motion": Motion.MOVING},
-        "",
-        "wait: a checkpoint, an evaluation or a compilation ends without help",
-    ),
-}
+BLOCKED = load_table("blocked_calls.toml")
+PARTS = {"kernel": KernelFacts, "waits": Waits, "stack": StackFacts, "motion": Motion, "activity": str}
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_both_lines_name_the_object_of_the_blocked_call(name: str) -> None:
-    facts, stuck_on, next_step = CASES[name]
-    verdict = judged(**facts)  # type: ignore[arg-type]
+@pytest.mark.parametrize("case", BLOCKED.values(), ids=BLOCKED)
+def test_both_lines_name_the_object_of_the_blocked_call(case: dict[str, Any]) -> None:
+    facts = {name: msgspec.convert(case[name], part) for name, part in PARTS.items() if name in case}
+    verdict = judged(**facts)
     assert [rank.rank for rank in verdict.named or verdict.check_first] == [3]
-    assert (verdict.stuck_on, verdict.next_step) == (stuck_on, next_step)
+    assert (verdict.stuck_on, verdict.next_step) == (case["stuck_on"], case["next_step"])
 
 
 def test_a_long_path_keeps_the_name_of_its_file() -> None:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -14,6 +15,7 @@ from hangwatch.stacks.grouping import group_ranks
 from hangwatch.tools.explain import traces
 from hangwatch.verdict import judge
 from hangwatch.verdict.supplements import complete
+from tests.conftest import load_table
 from tests.hangs import TABLE
 
 REDUCE = (
@@ -173,75 +175,15 @@ def test_two_lines_of_a_framework_function_are_two_places(file: str, second: int
 
 # --- NCCL's RAS -------------------------------------------------------------------------------------------------------
 
-RAS_HEAD = """NCCL version 2.27.3 compiled with CUDA 12.9
-CUDA runtime version 12040, driver version 12040
-
-Job summary
-===========
-
-  Nodes  Processes         GPUs  Processes     GPUs
-(total)   per node  per process    (total)  (total)
-      4          8            1         32       32
-
-Communicators... (0.00s)
-=============
-
-Group     Comms     Nodes     Ranks     Ranks     Ranks    Status  Errors
-    #  in group  per comm  per node  per comm  in group
-    0         1         4         8        32        32   RUNNING      OK
-
-Errors
-======
-"""
-RAS_COUNTS = "\n#0-0 (fa93daea854b060b) MISMATCH\n  Communicator ranks have different AllGather operation counts\n"
+RAS = load_table("nccl_ras.toml")
 RAS_PLACE = " -- GPU 4 managed by process 3230 on node 10.137.190.124\n"
 
 
-@pytest.mark.parametrize(
-    ("text", "expected", "mention"),
-    [
-        ("", [], "all ranks have launched the same collectives"),
-        (
-            f"{RAS_COUNTS}  31 ranks have launched up to operation 641\n"
-            f"  Rank 12 has launched up to operation 640{RAS_PLACE}",
-            [12],
-            "rank 12 (10.137.190.124, pid 3230) at AllGather 640, 31 ranks at AllGather 641",
-        ),
-        (
-            f"{RAS_COUNTS}  31 ranks have launched up to operation 640\n"
-            f"  Rank 12 has launched up to operation 641{RAS_PLACE}",
-            [],
-            "31 ranks at AllGather 640, rank 12 (10.137.190.124, pid 3230) at AllGather 641",
-        ),
-        (
-            f"{RAS_COUNTS}  30 ranks have launched up to operation 641\n  2 ranks have not launched any operations\n"
-            f"  Rank 3{RAS_PLACE}  Rank 4 -- [process information not found]\n",
-            [3, 4],
-            "at AllGather 0, 30 ranks at AllGather 641",
-        ),
-        (
-            f"\n#0-0 (fa93) INCOMPLETE\n  Missing communicator data from 1 rank\n  Rank 7{RAS_PLACE}",
-            [7],
-            "no answer of rank 7 (10.137.190.124, pid 3230)",
-        ),
-        (
-            "\n#0-0 (fa93) MISMATCH\n  Communicator ranks have different status\n  31 ranks have status RUNNING\n"
-            f"  Rank 5 has status INIT{RAS_PLACE}",
-            [5],
-            "at INIT, 31 ranks at RUNNING",
-        ),
-        (
-            f"{RAS_COUNTS.replace('#0-0', '#1-0')}  7 ranks have launched up to operation 641\n"
-            f"  Rank 2 has launched up to operation 640{RAS_PLACE}",
-            [None],  # the number in a smaller communicator is not that in the job
-            "pid 3230 (10.137.190.124) at AllGather 640",
-        ),
-    ],
-)
-def test_answer_of_nccl_ras_tells_which_ranks_are_behind(text: str, expected: list[int], mention: str) -> None:
-    verdict, _ = judge_lines(f"{RAS_HEAD}\nWarnings\n========\n{text}".splitlines())
-    assert check_first(verdict) == expected
-    assert mention in verdict.message
+@pytest.mark.parametrize("case", RAS["case"])
+def test_answer_of_nccl_ras_tells_which_ranks_are_behind(case: dict[str, Any]) -> None:
+    verdict, _ = judge_lines(f"{RAS['head']}\nWarnings\n========\n{case['text']}".splitlines())
+    assert [-1 if rank is None else rank for rank in check_first(verdict)] == case["check_first"]
+    assert case["mentions"] in verdict.message
 
 
 @pytest.mark.parametrize(("counts", "missing", "expected"), [
@@ -269,7 +211,7 @@ def test_answer_of_nccl_ras_in_json_tells_the_same(counts: list[int], missing: l
     assert "NCCL RAS" in verdict.message
 
 
-@given(st.lists(st.sampled_from([*RAS_HEAD.splitlines(), *RAS_COUNTS.splitlines(), f"  Rank 3{RAS_PLACE.rstrip()}",
+@given(st.lists(st.sampled_from([*RAS["head"].splitlines(), *RAS["mismatch"].splitlines(), f"  Rank 3{RAS_PLACE.rstrip()}",
     "  2 ranks have launched up to operation 641", '  "nccl_version": "2"', '"rank": 3,', '"pid": 7,', '"Broadcast": 3', "#"]) | st.text(max_size=20)))  # fmt: skip
 def test_any_answer_of_nccl_ras_names_no_rank(lines: list[str]) -> None:
     assert judge_lines(lines)[0].named == ()

@@ -16,7 +16,7 @@ from tests.conftest import load_table
 from tests.hangs import TABLE
 from tests.unit.test_traces import process
 
-PREFIXES = load_table("log_prefixes.toml")
+PREFIXES = load_table("log_prefixes.toml")["forms"]
 WITHOUT_STACKS = {"tqdm", "tqdm in the same line"}
 OF_ONE_PROCESS = {"ray", "coloured ray", "ray with address", "sagemaker"}
 WITHOUT_PIDS = {"faulthandler", "format_stack"}

@@ -3,6 +3,7 @@
 import json
 import random
 import re
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -14,6 +15,7 @@ from hangwatch.stacks import activity
 from hangwatch.stacks.grouping import group_ranks
 from hangwatch.tools.explain import streams, traces
 from hangwatch.verdict import judge
+from tests.conftest import load_table
 
 TABLE = activity.load()
 WAITS = ("all_reduce (torch/distributed/distributed_c10d.py:2501)", "train (train.py:50)", "<module> (train.py:80)")
@@ -45,37 +47,10 @@ def leaf(rank: RankDump) -> str:
     return str(main.frames[0])
 
 
-@pytest.mark.parametrize(
-    ("prefix", "name", "expected"),
-    [
-        ("[node7:12]", "x.out", RankId(node="node7", rank=12, pid=99)),
-        ("[node7:4]:", "x.out", RankId(node="node7", local_rank=4, pid=99)),
-        ("[default3]:", "trace-node7.out", RankId(node="node7", local_rank=3, pid=99)),
-        ("[trainer11]:", "x.out", RankId(local_rank=11, pid=99)),
-        ("[rank11]: ", "x.out", RankId(rank=11, pid=99)),
-        ("[Rank 11] ", "x.out", RankId(rank=11, pid=99)),
-        ("12: ", "x.out", RankId(rank=12, pid=99)),
-        ("  3: ", "x.out", RankId(rank=3, pid=99)),
-        ("[1,3]<stdout>:", "x.out", RankId(rank=3, pid=99)),
-        ("[1,3]<stdout>: ", "x.out", RankId(rank=3, pid=99)),
-        ("[prterun-n1-77@1,3]<stderr>:", "x.out", RankId(rank=3, pid=99)),
-        ("node-12.cluster: ", "x.out", RankId(node="node-12.cluster", pid=99)),
-        ("[pod/trainer-5/pytorch] ", "x.out", RankId(node="trainer-5", pid=99)),
-        ("[pod/trainer-5/pytorch] 2026-11-22T23:01:07.123456789Z ", "x.out", RankId(node="trainer-5", pid=99)),
-        ("2026-11-22T23:01:07.123456789Z ", "rank3.txt", RankId(rank=3, pid=99)),
-        ("2026-11-22T23:01:07+01:00 ", "rank3.txt", RankId(rank=3, pid=99)),
-        ("", "trace-node7.out", RankId(node="node7", pid=99)),
-        ("", "stacks.txt", RankId(pid=99)),
-        ("", "dump.txt.out", RankId(pid=99)),
-        ("", "stacks.n-7.txt", RankId(node="n-7", pid=99)),
-        ("", "/tmp/rank3.txt", RankId(rank=3, pid=99)),
-        ("", "stacks_rank-14.log", RankId(rank=14, pid=99)),
-        ("", "-", RankId(pid=99)),
-    ],
-)
-def test_rank_of_a_dump_is_read_from_prefix_or_file_name(prefix: str, name: str, expected: RankId) -> None:
+@pytest.mark.parametrize(("prefix", "name", "expected"), load_table("log_prefixes.toml")["ranks"])
+def test_rank_of_a_dump_is_read_from_prefix_or_file_name(prefix: str, name: str, expected: dict[str, Any]) -> None:
     found = collect(*(prefix + line for line in process(99, *WAITS)), name=name)
-    assert ids(found) == [expected]
+    assert ids(found) == [RankId(pid=99, **expected)]
     assert leaf(found.ranks[0]) == WAITS[0]
     assert found.notes == ()
 

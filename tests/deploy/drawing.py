@@ -62,10 +62,6 @@ class View(NamedTuple):
     now: float
     pixels: int
 
-    def with_variables(self, **variables: str) -> View:
-        """Return the same view with other values of some variables."""
-        return self._replace(variables={**self.variables, **variables})
-
     def filled(self, expr: str) -> str:
         """Return the query `expr` with the values of its variables."""
         return filled(expr, self.variables)
@@ -104,7 +100,7 @@ def _placed(panels: list[dict[str, Any]], view: View) -> Iterator[tuple[dict[str
             yield (
                 {**panel, "title": panel["title"].replace(f"${name}", value)},
                 at,
-                view.with_variables(**{name: value}),
+                view._replace(variables={**view.variables, name: value}),
             )
         pushed += (max(0, len(values) - 1) // per_row) * place["h"]
 

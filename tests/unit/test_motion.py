@@ -46,8 +46,6 @@ SETTINGS = config.Capture()
 FAILED = Fault(subject="pid 1", reason="Timeout", detail="no stacks within 5 s")
 HERE = ["step (mine.py:7)", "go (mine.py:30)"]
 THERE = ["step (mine.py:8)", HERE[1]]
-INSIDE = ["poll (library.py:40)", *HERE]
-ELSEWHERE_INSIDE = ["poll (library.py:44)", *HERE]
 OPENS = SystemCall(number=257, name="openat", object="file")
 READS = SystemCall(number=0, name="read", kind="receives", descriptors=(5,), object="file")
 HTTP = Awaited(name="10.0.0.9 port 8000")
@@ -161,8 +159,11 @@ TABLES = load_table("signatures.toml")
 STACKS = {
     "here": HERE,
     "there": THERE,
-    "inside": INSIDE,
-    "elsewhere inside": ELSEWHERE_INSIDE,
+    "further": ["step (mine.py:9)", HERE[1]],
+    "other": ["other (mine.py:9)", HERE[1]],
+    "called elsewhere": [HERE[0], "go (mine.py:31)"],
+    "inside": ["poll (library.py:40)", *HERE],
+    "elsewhere inside": ["poll (library.py:44)", *HERE],
     "native": ["0x7f01 (libcuda.so)", *HERE],
     "other native": ["poll (libc.so.6)", *HERE],
     "collective": IN_COLLECTIVE[0],
@@ -189,7 +190,7 @@ OBJECTS = {
 def read_rank(row: dict[str, Any]) -> RankDump:
     """Return the rank of a row of signatures.toml."""
     of_rank = {name: row[name] for name in ("use", "power", "nvlink", "pcie", "light", "gone") if name in row}
-    of_rounds = {name: value for name, value in row.items() if name not in (*of_rank, "signature", "worker")}
+    of_rounds = {name: value for name, value in row.items() if name not in (*of_rank, "signature", "places", "worker")}
     return rank(read_rounds(of_rounds), read_rounds(row["worker"]) if "worker" in row else (), **of_rank)
 
 
@@ -445,32 +446,10 @@ def test_workers_seen_in_two_rounds_are_measured_where_their_rank_was_seen_in_on
     assert (found.signature, found.usage.cpu_ratio) == (Signature.UNKNOWN, pytest.approx(0.5))
 
 
-FURTHER = ["step (mine.py:9)", HERE[1]]
-TO_AND_FRO = dumps([HERE, THERE, HERE], cpu=1.0)
-
-
-@pytest.mark.parametrize(
-    ("name", "stack_dump", "places"),
-    [
-        ("goes to and fro between two lines", rank(TO_AND_FRO), 2),
-        ("between three", rank(dumps([HERE, THERE, FURTHER])), 3),
-        ("between two, and three places of a library",
-         rank(dumps([HERE, THERE, INSIDE, ELSEWHERE_INSIDE])), None),
-        ("spins at one line", rank(SPINNING), 1),
-        ("is blocked there: one capture shows it", rank(dumps(STILL)), None),
-        ("comes to another function", rank(dumps([HERE, ["other (mine.py:9)", HERE[1]]])), None),
-        ("is called from another line", rank(dumps([HERE, [HERE[0], "go (mine.py:31)"]])), None),
-        ("reads meanwhile", rank(dumps([HERE, THERE], io=1e6)), None),
-        ("is blocked, and its process reads", rank(dumps(STILL, io=1e6)), 1),
-        ("is in a call that reads", rank(dumps(STILL, call=READS, main_io=1e6)), None),
-        ("its GPU works meanwhile", rank(TO_AND_FRO, use=1.0, power=0.8), None),
-        ("its GPU draws what light work draws", rank(TO_AND_FRO, use=1.0, power=0.8, light=True), None),
-        ("its worker computes meanwhile", rank(TO_AND_FRO, dumps([HERE, THERE], cpu=0.5)), None),
-    ],
-)  # fmt: skip
-def test_where_rank_stays_if_one_capture_cannot_tell(name: str, stack_dump: RankDump, places: int | None) -> None:
-    stay = measure(stack_dump).stay
-    assert (None if stay is None else len(stay.places)) == places, name
+@pytest.mark.parametrize(("name", "row"), TABLES["stays"].items(), ids=TABLES["stays"])
+def test_where_rank_stays_if_one_capture_cannot_tell(name: str, row: dict[str, Any]) -> None:
+    stay = measure(read_rank(row)).stay
+    assert (len(stay.places) if stay else 0) == row.get("places", 0), name
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import re
 import sys
 import unicodedata
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,6 +13,7 @@ from hangwatch import words
 from hangwatch.formats import process_title
 from hangwatch.jobs.discovery import find_jobs
 from hangwatch.model import Job, Process, ProcessId, RankId
+from tests import titled_processes
 from tests.commands import finished
 
 
@@ -155,26 +157,10 @@ def test_how_long_ago(seconds: float, text: str) -> None:
     assert words.ago(seconds) == text
 
 
-@pytest.mark.parametrize(
-    ("command", "family", "name", "rank"),
-    [
-        ("VLLM::Worker_TP2", "VLLM::Worker", "VLLM::Worker_TP2", 2),
-        ("VLLM::Worker_DP1_TP2_EP6", "VLLM::Worker", "VLLM::Worker_DP1_TP2_EP6", None),
-        ("VLLM::EngineCore", "VLLM::EngineCore", "VLLM::EngineCore", None),
-        ("VLLM::EngineCore_DP3", "VLLM::EngineCore", "VLLM::EngineCore_DP3", 3),
-        ("sglang::scheduler_TP11_EP11", "sglang::scheduler", "sglang::scheduler_TP11_EP11", 11),
-        ("sglang::scheduler_PP1_TP0", "sglang::scheduler", "sglang::scheduler_PP1_TP0", None),
-        ("ray::WorkerDict.update(x=1)", "ray::WorkerDict", None, None),
-        ("ray::WorkerDict.update", "ray::WorkerDict", "ray::WorkerDict.update", None),
-        ("train_worker_3 --step 7", "train_worker_#", "train_worker_3", None),
-        ("/opt/app/bin/lmp -in melt.lj", "lmp", None, None),
-        ("my-trainer", "my-trainer", None, None),
-        ("x::\x1b[31m", "x::\x1b[#m", None, None),
-    ],
-)
-def test_title_is_read(command: str, family: str, name: str | None, rank: int | None) -> None:
-    title = process_title.read(command)
-    assert (title.family, title.name, title.rank) == (family, name, rank)
+@pytest.mark.parametrize("row", titled_processes.TABLE["titles"])
+def test_title_is_read(row: dict[str, Any]) -> None:
+    title = process_title.read(row["command"])
+    assert (title.family, title.name, title.rank) == (row["family"], row.get("name"), row.get("rank"))
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ ALERTS = [rule for rule in promql.rules(RULES.read_text()) if "alert" in rule]
 UNHEALTHY = "HangwatchNodeUnhealthy"
 RUNBOOK = ROOT / f"docs/runbooks/{UNHEALTHY}.md"
 ALERT_NAMES = [rule["alert"] for rule in ALERTS]
+TIMELINES = [case for path in CASES.glob("*.yaml") for case in yaml.safe_load(path.read_text())["tests"]]
 
 
 def test_rules_read_each_rank_of_a_series() -> None:
@@ -63,7 +64,7 @@ def test_the_alerts_fire_and_resolve(path: Path) -> None:
 def test_every_alert_has_its_three_cases(alert: str) -> None:
     # Each alert has a test case in which it is first silent, then fires, and then is silent again.
     series = []
-    for case in (case for path in sorted(CASES.glob("*.yaml")) for case in yaml.safe_load(path.read_text())["tests"]):
+    for case in TIMELINES:
         checks = sorted(
             (check for check in case.get("alert_rule_test", ()) if check["alertname"] == alert),
             key=lambda check: _seconds(check["eval_time"]),

@@ -41,7 +41,14 @@ class CheckRunner:
     def _check(self, name: str) -> None:
         """Run one check and record its result on the board."""
         self._began[name] = time.time()
-        node = self._node()
+        settings = self._common.settings
+        node = Node(
+            proc_root=self._common.proc_root,
+            gpus=self._common.gpus,
+            jobs=tuple(entry.job for entry in self._common.board.snapshot.living),
+            state_directory=Path(settings.store.directory),
+            dump_after_seconds=settings.dump_after_seconds,
+        )
         result = runner.run(self._checks[name], node, self._settings[name], self._windows[name])
         self._common.board.put(steps.record_check, result, now=self._common.clock())
         if self._common.board.snapshot.living_keys - {job.key for job in node.jobs}:
@@ -69,13 +76,3 @@ class CheckRunner:
         stalled = runner.stalled_result(self._checks[name], self._began.get(name, now), now)
         self._common.board.put(Snapshot.with_check, stalled)
         return True
-
-    def _node(self) -> Node:
-        settings = self._common.settings
-        return Node(
-            proc_root=self._common.proc_root,
-            gpus=self._common.gpus,
-            jobs=tuple(entry.job for entry in self._common.board.snapshot.living),
-            state_directory=Path(settings.store.directory),
-            dump_after_seconds=settings.dump_after_seconds,
-        )

@@ -125,7 +125,7 @@ class Daemon:
         """Feed the newest power sample to every job, and carry out the resulting actions."""
         self._sampled_at = self._clock()
         for silence in self.board.change(steps.drop_ended_silences, time.time()):
-            log.info("%s: its silence has ended", silence.name.in_log)
+            log.info("%s: its silence has ended", silence.in_log)
         sweep, sampler = self._gpus.latest(), self._gpus.status()
         self._log_driver_fault(sampler.fault)
         self._apply_counters()

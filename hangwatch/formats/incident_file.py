@@ -22,12 +22,12 @@ from hangwatch.limits import MOST_RANKS
 from hangwatch.model import (
     CRASHED,
     INCIDENT_VERSION,
-    ActionKind,
     Feedback,
     Grouping,
     Incident,
     Job,
     JobState,
+    PastHang,
     RecommendedAction,
     Value,
 )
@@ -53,7 +53,7 @@ class StoreError(UserError):
     """A store that cannot be used or read. The message names the path, the problem and the remedy."""
 
 
-class Summary(Value, frozen=True):
+class Summary(PastHang, frozen=True, kw_only=True):
     """One incident in a list of incidents.
 
     If the folder cannot be read, `problem` is set and the rest is empty. If the folder has only a marker, `problem`
@@ -63,19 +63,13 @@ class Summary(Value, frozen=True):
 
     folder: str
     size_bytes: int
-    incident_id: str = ""
-    node: str = ""
     job_id: str = ""
     job_key: str = ""
     job_name: str = ""
-    opened_unix_seconds: float = 0.0
     closed_unix_seconds: float | None = None
     state: JobState | None = None
     verdict: str = ""
     message: str = ""
-    action: ActionKind = "investigate"
-    fingerprint: str = ""
-    uid: int | None = None
     has_hung: bool = False
     is_named: bool = False
     feedback: Feedback | None = None

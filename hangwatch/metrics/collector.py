@@ -17,7 +17,7 @@ from hangwatch.config import Detector
 from hangwatch.metrics import collective_metrics, gpu_metrics, job_metrics, self_metrics
 from hangwatch.metrics.families import Family
 from hangwatch.metrics.series import LABEL_LENGTH, Series, sentence_label
-from hangwatch.model import CheckResult, CheckStatus, Point
+from hangwatch.model import CheckResult, CheckStatus
 from hangwatch.state.board import Board, Snapshot
 
 log = logging.getLogger(__package__)
@@ -39,7 +39,8 @@ def fill(series: Series, snapshot: Snapshot, now: float, settings: Detector, ext
     for name, result in snapshot.checks.items():
         _add_result(series, name, result)
         for point in result.points:
-            _add_point(series, point)
+            series.declare(point.name, Family(point.help, tuple(label for label, _ in point.labels), point.kind))
+            series.add(point.name, [value[:LABEL_LENGTH] for _, value in point.labels], point.value)
 
 
 def _add_result(series: Series, name: str, result: CheckResult) -> None:
@@ -53,12 +54,6 @@ def _add_result(series: Series, name: str, result: CheckResult) -> None:
     series.add("check_duration_seconds", (name,), result.duration_seconds)
     series.add("check_last_run_timestamp_seconds", (name,), result.ran_unix_seconds)
     series.add("check_faults", (name,), len(result.faults))
-
-
-def _add_point(series: Series, point: Point) -> None:
-    """Add a number that a check measured, under the name that the check defines."""
-    series.declare(point.name, Family(point.help, tuple(label for label, _ in point.labels), point.kind))
-    series.add(point.name, [value[:LABEL_LENGTH] for _, value in point.labels], point.value)
 
 
 class BoardCollector(Collector):

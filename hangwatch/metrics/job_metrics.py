@@ -57,7 +57,7 @@ def add_idle_workers(series: Series, snapshot: Snapshot, now: float, settings: D
 def add_silences(series: Series, snapshot: Snapshot) -> None:
     """Add the end of each silence, also if its job is not on the board after a restart of the daemon."""
     for silence in snapshot.silences.values():
-        labels = (*name_labels(silence.name), silence.reason)
+        labels = (*name_labels(silence), silence.reason)
         series.add("job_silence_end_timestamp_seconds", labels, silence.until_unix_seconds)
 
 

@@ -108,12 +108,12 @@ class PastHang(Value, frozen=True):
     `fingerprint` is "" if the verdict had no suspects. `uid` is the job's user id, None if unknown.
     """
 
-    incident_id: str
-    node: str
-    opened_unix_seconds: float
-    uid: int | None
-    fingerprint: str
-    action: ActionKind
+    incident_id: str = ""
+    node: str = ""
+    opened_unix_seconds: float = 0.0
+    uid: int | None = None
+    fingerprint: str = ""
+    action: ActionKind = "investigate"
 
 
 class Incident(Value, frozen=True):

@@ -4,7 +4,20 @@ from collections.abc import Iterable
 
 import msgspec
 
-from hangwatch.model import Capture, Fault, Group, Grouping, Incident, Job, Motion, RankId, Stack, Value, Verdict
+from hangwatch.model import (
+    Capture,
+    Fault,
+    Group,
+    Grouping,
+    Incident,
+    Job,
+    JobName,
+    Motion,
+    RankId,
+    Stack,
+    Value,
+    Verdict,
+)
 from hangwatch.report.phrases import group_ids, notes
 from hangwatch.stacks.user_code import split_by_line
 from hangwatch.verdict.wording.next_steps import next_step
@@ -16,11 +29,9 @@ It increases if a field is removed or changes its meaning, not for a new field.
 """
 
 
-class JobHead(Value, frozen=True):
+class JobHead(JobName, frozen=True):
     """The job of an answer. `job_key` is equal on all nodes. The kernel reports the `owner`. `user` may be null."""
 
-    job_id: str
-    job_key: str
     launcher: str
     owner: str
     user: str | None
@@ -101,24 +112,26 @@ class FailedNodes(Value, frozen=True):
     reason: str
 
 
-class NodesDump(Value, frozen=True):
-    """The output of `hangwatch dump --nodes ... --json`: an answer for each job on the nodes.
+class NodesAnswer(Value, frozen=True):
+    """The nodes that a command over many nodes has asked.
 
-    `without_job` are the `answered` nodes without a job. `unanswered` nodes did not respond by the deadline, or could
-    not be reached.
+    `unanswered` nodes did not respond by the deadline, or could not be reached.
     """
 
     schema_version: int
     answered: tuple[str, ...]
-    without_job: tuple[str, ...]
     unanswered: tuple[str, ...]
     failed: tuple[FailedNodes, ...]
+
+
+class NodesDump(NodesAnswer, frozen=True):
+    """The output of `hangwatch dump --nodes ... --json`: an answer for each job on the nodes.
+
+    `without_job` are the `answered` nodes without a job.
+    """
+
+    without_job: tuple[str, ...]
     jobs: tuple[Answer, ...]
-
-
-def failed_nodes(failed: Iterable[tuple[str, Iterable[str]]]) -> tuple[FailedNodes, ...]:
-    """Convert pairs of a reason and its nodes."""
-    return tuple(FailedNodes(nodes=tuple(sorted(nodes)), reason=why) for why, nodes in failed)
 
 
 def answer(grouping: Grouping, verdict: Verdict, job: Job | None = None, capture: Capture | None = None) -> Answer:

@@ -18,7 +18,7 @@ LONG_GAP_SECONDS = 60.0
 SCHEMA_VERSION = 3  # 2: absent_local_ranks is a list of [first, last], GpuStatus.jobs; 3: unseen replaces no_counters
 
 
-class JobStatus(Value, frozen=True):
+class JobStatus(JobName, frozen=True):
     """One job as /status shows it, without command lines and stacks. `job_name` is the name that its user chose.
 
     `power_watts` is the sum over its GPUs, `line_watts` the sum of their low-power thresholds. Each is null if one
@@ -31,8 +31,6 @@ class JobStatus(Value, frozen=True):
     `arrival` tells if a rank enqueues its collectives late; null before the first reading.
     """
 
-    job_id: str
-    job_key: str
     owner: str
     launcher: str
     user: str | None
@@ -59,11 +57,9 @@ class JobStatus(Value, frozen=True):
     arrival: ArrivalStatus | None = None
 
 
-class EngineStatus(Value, frozen=True):
+class EngineStatus(JobName, frozen=True):
     """One inference engine as /status shows it. `program` is its name: "vLLM". It is not monitored."""
 
-    job_id: str
-    job_key: str
     owner: str
     program: str
     workers: int

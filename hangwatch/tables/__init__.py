@@ -29,10 +29,14 @@ def compile_pattern(pattern: str) -> re.Pattern[str]:
 
 
 class LineRow(Value, frozen=True, forbid_unknown_fields=True):
-    """A row that matches log lines by a pattern. `holds` is a string that each of these lines contains, a fast test."""
+    """A row that matches log lines by a pattern.
+
+    `holds` is a string that each of these lines contains, a fast test. `source` is the program that prints them.
+    """
 
     holds: str
     pattern: str
+    source: str
 
 
 class LineRows:

@@ -20,7 +20,6 @@ class Row(tables.LineRow, frozen=True, forbid_unknown_fields=True):
     names: Names
     meaning: str
     remedy: str
-    source: str
     over: str = ""
     deadly: bool = False
     severity: Literal["", "critical", "warning"] = ""

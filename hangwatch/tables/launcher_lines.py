@@ -11,8 +11,6 @@ from hangwatch.model import RankId
 class Row(tables.LineRow, frozen=True, forbid_unknown_fields=True):
     """A row of the table: a pattern for lines, and the program that prints them."""
 
-    source: str
-
 
 class Ended(NamedTuple):
     """The process that ended, `RankId()` if the line does not tell it, and its exit code, "" if unknown.

@@ -18,7 +18,6 @@ class Message(tables.LineRow, frozen=True, forbid_unknown_fields=True):
     about: About
     meaning: str
     remedy: str
-    source: str
 
 
 class MatchedMessage(NamedTuple):

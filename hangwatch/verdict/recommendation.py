@@ -174,10 +174,6 @@ def _find_suspects(verdict: Verdict, grouping: Grouping) -> list[tuple[Group, Me
 # --- wait -------------------------------------------------------------------------------------------------------------
 
 
-def _progresses(facts: _Facts) -> bool:
-    return facts.kind.job == "working" or any(member.motion is Motion.MOVING for member in facts.members)
-
-
 def _lacks_nodes(facts: _Facts) -> bool:
     launchers = (member.waiting for member in facts.grouping.members if member.waiting is not None)
     return facts.verdict.kind == "NoRanks" and any(waiting.needs_several_nodes for waiting in launchers)
@@ -362,7 +358,9 @@ def _waits_for_own_lock(facts: _Facts) -> _Match | None:
 
 
 CONDITIONS: dict[str, Callable[[_Facts], _Match | bool | None]] = {
-    "progresses": _progresses,
+    "progresses": lambda facts: (
+        facts.kind.job == "working" or any(member.motion is Motion.MOVING for member in facts.members)
+    ),
     "lacks_nodes": _lacks_nodes,
     "is_idle": lambda facts: facts.kind.job == "idle",
     "sleeps": _sleeps,

@@ -60,7 +60,7 @@ def answer_silence(board: Board, store: Store, uid: int, query: str) -> Answer:
     if not board.change(steps.record_silence, silence):
         return TOO_MANY
     why = f": {reason}" if reason else ""
-    log.info("%s: silenced by user %d until %s%s", silence.name.in_log, uid, words.utc(silence.until_unix_seconds), why)
+    log.info("%s: silenced by user %d until %s%s", silence.in_log, uid, words.utc(silence.until_unix_seconds), why)
     return _saved(board, store, silence)
 
 
@@ -76,7 +76,7 @@ def _end(board: Board, store: Store, uid: int, wanted: str) -> Answer:
         return _several([one.job_key for one in called]) if called else NOT_SILENCED
     (silence,) = called
     board.put(steps.end_silence, silence.job_key)
-    log.info("%s: its silence was ended by user %d", silence.name.in_log, uid)
+    log.info("%s: its silence was ended by user %d", silence.in_log, uid)
     return _saved(board, store, silence)
 
 

@@ -28,17 +28,22 @@ class JsonPoint(Value, frozen=True):
     labels: dict[str, str]
 
 
-class JsonResult(Value, frozen=True):
-    """One run of one check. `success` is false if the check itself failed or did not return.
-
-    `faults` are the parts of the node that did not respond or could not be read.
-    """
+class CheckSummary(Value, frozen=True):
+    """The name of a check and its verdict."""
 
     check: str
     status: Status
     reason: str
     message: str
     remedy: str
+
+
+class JsonResult(CheckSummary, frozen=True):
+    """One run of one check. `success` is false if the check itself failed or did not return.
+
+    `faults` are the parts of the node that did not respond or could not be read.
+    """
+
     success: bool
     duration_seconds: float
     ran_unix_seconds: float
@@ -148,20 +153,19 @@ def to_json(
         printed_unix_seconds=printed_unix_seconds,
         status=cast("Status", worst_status(results).name),
         exit_code=exit_code(results, fail_on),
-        checks=tuple(_json_result(result) for result in results),
+        checks=tuple(
+            JsonResult.copy_from(
+                result,
+                result.verdict,
+                status=result.verdict.status.name,
+                duration_seconds=round(result.duration_seconds, 6),
+                points=tuple(
+                    JsonPoint(name=f"hangwatch_{point.name}", value=point.value, labels=dict(point.labels))
+                    for point in result.points
+                ),
+            )
+            for result in results
+        ),
         facts=facts,
     )
     return msgspec.json.format(msgspec.json.encode(report), indent=2).decode()
-
-
-def _json_result(result: CheckResult) -> JsonResult:
-    return JsonResult.copy_from(
-        result,
-        result.verdict,
-        status=result.verdict.status.name,
-        duration_seconds=round(result.duration_seconds, 6),
-        points=tuple(
-            JsonPoint(name=f"hangwatch_{point.name}", value=point.value, labels=dict(point.labels))
-            for point in result.points
-        ),
-    )

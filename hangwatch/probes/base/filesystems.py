@@ -281,7 +281,13 @@ class FilesystemReader:
             words_of_questions = itertools.chain.from_iterable(unanswered.values())
             child = Child([sys.executable, "-I", "-S", str(CHILD), str(deadline_seconds), *words_of_questions])
         except OSError as error:
-            return dict.fromkeys(questions, _not_started(error))
+            fault = Fault(
+                subject="file systems",
+                reason=NOT_STARTED,
+                detail=f"the process that reads file systems cannot be started: {error}",
+                remedy=f"make {sys.executable} executable for this user; check `ulimit -u` and free memory",
+            )
+            return dict.fromkeys(questions, fault)
         for number, answer in _answers(child, time.monotonic() + deadline_seconds + STARTUP_SECONDS):
             question = unanswered.pop(number)
             answers[question] = _read_fault(question[1], answer["errno"]) if "errno" in answer else answer
@@ -307,15 +313,6 @@ def _answers(child: Child, end: float) -> Iterator[tuple[int, dict[str, Any]]]:
             while len(rest) >= 4 and len(rest) >= (after := 4 + int.from_bytes(rest[:4], sys.byteorder)):
                 yield marshal.loads(rest[4:after])  # noqa: S302 - from our own child, which runs the same Python
                 rest = rest[after:]
-
-
-def _not_started(error: OSError) -> Fault:
-    return Fault(
-        subject="file systems",
-        reason=NOT_STARTED,
-        detail=f"the process that reads file systems cannot be started: {error}",
-        remedy=f"make {sys.executable} executable for this user; check `ulimit -u` and free memory",
-    )
 
 
 def _read_fault(path: str, code: int) -> Fault:

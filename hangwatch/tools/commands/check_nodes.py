@@ -3,35 +3,30 @@
 import shlex
 from collections.abc import Sequence
 
-import click
-
 from hangwatch import words
 from hangwatch.checks.framework import result_table
 from hangwatch.cli.reach import Reach
 from hangwatch.cli.text_tables import print_checks
 from hangwatch.cli.usage_errors import InputError
-from hangwatch.model import CheckStatus, Value
+from hangwatch.model import CheckStatus
 from hangwatch.probes.network.ports import MOST_PORTS, Port
 from hangwatch.report import as_json
 from hangwatch.tools.commands.node_options import MOST_NAME_CHARACTERS, resolve_nodes, run_hangwatch
+from hangwatch.tools.commands.output import print_nodes_answer
 from hangwatch.tools.fleet import fitness
 from hangwatch.tools.fleet.cross_node import ClockOffset
 
 
-class NodesCheck(Value, frozen=True):
+class NodesCheck(as_json.NodesAnswer, frozen=True):
     """The output of `hangwatch check --nodes ... --json`: findings on many nodes, and differences between them.
 
     `well` are the nodes on which every check was OK. `unanswered` are the nodes that did not respond by the deadline
     or could not be reached. `findings` includes differences, clocks and nodes that did not respond.
     """
 
-    schema_version: int
     status: result_table.Status
     exit_code: int
-    answered: tuple[str, ...]
     well: tuple[str, ...]
-    unanswered: tuple[str, ...]
-    failed: tuple[as_json.FailedNodes, ...]
     findings: tuple[fitness.Finding, ...]
     differences: tuple[fitness.Difference, ...]
     clocks: tuple[ClockOffset, ...]
@@ -60,19 +55,16 @@ def check_nodes(
     status = fitness.worst_status(findings)
     exit_code = result_table.status_exit_code(CheckStatus[status], fail_on)
     if as_json_form:
-        form = NodesCheck(
-            schema_version=as_json.SCHEMA_VERSION,
+        print_nodes_answer(
+            NodesCheck,
+            replies,
             status=status,
             exit_code=exit_code,
-            answered=tuple(sorted(replies.answered)),
             well=tuple(well),
-            unanswered=tuple(sorted(replies.silent)),
-            failed=as_json.failed_nodes(replies.failed),
             findings=tuple(findings),
             differences=tuple(differences),
             clocks=tuple(replies.clocks),
         )
-        click.echo(as_json.render(form), nl=False)
         return exit_code
     rows = [
         (

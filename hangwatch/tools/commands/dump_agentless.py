@@ -18,7 +18,7 @@ from hangwatch.report import as_json, dump_text
 from hangwatch.stacks.activity import load as load_activities
 from hangwatch.stacks.grouping import group_ranks
 from hangwatch.tools.commands.node_options import resolve_nodes, run_hangwatch
-from hangwatch.tools.commands.output import print_nodes_dump, verdict_text
+from hangwatch.tools.commands.output import print_nodes_answer, verdict_text
 from hangwatch.tools.commands.output_files import NewFolder
 from hangwatch.tools.explain import traces
 from hangwatch.tools.fleet import agentless, cross_node
@@ -66,7 +66,8 @@ def dump_agentless(reach: Reach, question: DumpOptions, settings: config.Setting
             click.echo(verdict_text(grouping, verdict), color=screen.is_colored())
     if question.as_json_form:
         with_job = {process.node for processes in jobs.values() for process in processes}
-        print_nodes_dump(replies, set(replies.answered) - with_job, answers)
+        without_job = tuple(sorted(set(replies.answered) - with_job))
+        print_nodes_answer(as_json.NodesDump, replies, without_job=without_job, jobs=tuple(answers))
     if not answers:
         click.echo(
             "no rank found: no torchrun, and no Python process with RANK in an environment that this user may read",

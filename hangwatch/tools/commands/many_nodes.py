@@ -25,7 +25,7 @@ from hangwatch.report import as_json, dump_text, html, text
 from hangwatch.tools.commands import incident_sources, node_options
 from hangwatch.tools.commands.input_files import FileBelow
 from hangwatch.tools.commands.node_options import MOST_TOLD
-from hangwatch.tools.commands.output import print_answer, print_nodes_dump, verdict_text
+from hangwatch.tools.commands.output import print_answer, print_nodes_answer, verdict_text
 from hangwatch.tools.commands.output_files import NewFolder, files_below, write_text
 from hangwatch.tools.fleet import cross_node
 from hangwatch.tools.fleet import topology as topology_file
@@ -255,7 +255,8 @@ def _conclude(
             screen.show(verdict_text(grouping, verdict))
         kept.report(key, grouping, verdict)
     if question.as_json_form:
-        print_nodes_dump(replies, replies.without_job, answers)
+        without_job = tuple(sorted(replies.without_job))
+        print_nodes_answer(as_json.NodesDump, replies, without_job=without_job, jobs=tuple(answers))
     if not answers:
         click.echo(node_options.describe_no_job(replies.without_job), err=True)
     return 0 if answers else BAD if replies.failed and not replies.answered else INCOMPLETE

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,14 +33,12 @@ def verdict_text(grouping: Grouping, verdict: Verdict) -> str:
     return text.render_verdict(grouping, verdict, color=screen.is_colored(), width=screen.width())
 
 
-def print_nodes_dump(replies: ReplyCollector[Any], without_job: Iterable[str], jobs: Iterable[as_json.Answer]) -> None:
-    """Print as JSON the verdicts on the jobs, with lists of the nodes that responded, failed, or did not respond."""
-    form = as_json.NodesDump(
-        schema_version=as_json.SCHEMA_VERSION,
-        answered=tuple(sorted(replies.answered)),
-        without_job=tuple(sorted(without_job)),
-        unanswered=tuple(sorted(replies.silent)),
-        failed=as_json.failed_nodes(replies.failed),
-        jobs=tuple(jobs),
-    )
-    click.echo(as_json.render(form), nl=False)
+def print_nodes_answer(form: type[as_json.NodesAnswer], replies: ReplyCollector[Any], **others: object) -> None:
+    """Print an answer as JSON: its other fields, and the nodes that responded, failed, or did not respond."""
+    fields: dict[str, Any] = {
+        "schema_version": as_json.SCHEMA_VERSION,
+        "answered": tuple(sorted(replies.answered)),
+        "unanswered": tuple(sorted(replies.silent)),
+        "failed": tuple(as_json.FailedNodes(nodes=tuple(sorted(nodes)), reason=why) for why, nodes in replies.failed),
+    }
+    click.echo(as_json.render(form(**(fields | others))), nl=False)

@@ -45,7 +45,7 @@ def silence(config_path: Path | None, job: str, duration: str | None, reason: st
         ) from None
     except user_socket_client.SocketError as error:
         raise type(error)(f"{error}\n  `hangwatch status` lists the jobs of this node") from None
-    name, until = answer.silence.name.in_log, answer.silence.until_unix_seconds
+    name, until = answer.silence.in_log, answer.silence.until_unix_seconds
     now_is = f"silenced until {words.utc(until)} ({words.duration(until - time.time())})"
     click.echo(f"{name} is {'no longer silenced' if is_end else now_is}")
     if answer.problem is not None:

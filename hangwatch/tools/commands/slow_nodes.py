@@ -12,11 +12,12 @@ from hangwatch.cli.reach import Reach
 from hangwatch.cli.text_tables import print_table
 from hangwatch.collectives.arrival import list_collectives
 from hangwatch.collectives.node_arrivals import NodeOrder, find_median_times
-from hangwatch.model import Fault, RankId, Value
+from hangwatch.model import Fault, RankId
 from hangwatch.probes.node import host, timex
 from hangwatch.report import as_json
 from hangwatch.report.phrases import explain_faults
 from hangwatch.tools.commands.node_options import describe_no_job, resolve_nodes, run_hangwatch
+from hangwatch.tools.commands.output import print_nodes_answer
 from hangwatch.tools.fleet.node_records import SCHEMA_VERSION, JobRecords, NodeRecords, Replies, compare
 
 MOST_JOBS = 64  # of one node
@@ -28,14 +29,10 @@ _NOT_NAMED = {
 }
 
 
-class SlowNodes(Value, frozen=True):
+class SlowNodes(as_json.NodesAnswer, frozen=True):
     """The output of `hangwatch slow --nodes ... --json`: the order of the nodes of each job, by job key."""
 
-    schema_version: int
     jobs: dict[str, NodeOrder]
-    answered: tuple[str, ...]
-    unanswered: tuple[str, ...]
-    failed: tuple[as_json.FailedNodes, ...]
 
 
 def print_records(wanted: str | None, limits: config.Jobs) -> None:
@@ -67,14 +64,7 @@ def slow_nodes(reach: Reach, wanted: str | None, *, as_json_form: bool) -> int:
     orders = compare(records_by_node)
     job_ids = {job.job_key: job.job_id for records in records_by_node.values() for job in records.jobs}
     if as_json_form:
-        form = SlowNodes(
-            schema_version=SCHEMA_VERSION,
-            jobs=dict(orders),
-            answered=tuple(sorted(replies.answered)),
-            unanswered=tuple(sorted(replies.silent)),
-            failed=as_json.failed_nodes(replies.failed),
-        )
-        click.echo(as_json.render(form), nl=False)
+        print_nodes_answer(SlowNodes, replies, schema_version=SCHEMA_VERSION, jobs=dict(orders))
     else:
         for key, order in orders.items():
             click.echo(f"job {words.printable(job_ids[key])} ({key}): {describe(order)}")

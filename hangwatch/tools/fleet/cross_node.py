@@ -2,7 +2,7 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from math import exp, lgamma
+from math import prod
 from types import MappingProxyType
 from typing import NamedTuple, TypeAlias
 
@@ -129,13 +129,7 @@ def _chance(part: _Part, odd: frozenset[int], everybody: int, parts: int) -> flo
     `odd` are the suspects. `parts` is the number of parts of this kind. `everybody` is the number of ranks of the
     job.
     """
-    logarithm = _ways_logarithm(len(part.ranks), len(odd)) - _ways_logarithm(everybody, len(odd))
-    return min(1.0, parts * exp(min(0.0, logarithm)))
-
-
-def _ways_logarithm(size: int, drawn: int) -> float:
-    """Return the natural logarithm of the number of ways to draw ranks. The number may have 30,000 digits."""
-    return lgamma(size + 1) - lgamma(drawn + 1) - lgamma(size - drawn + 1)
+    return min(1.0, parts * prod((len(part.ranks) - drawn) / (everybody - drawn) for drawn in range(len(odd))))
 
 
 def _evidence(part: _Part, odd: frozenset[int], everybody: int) -> Evidence:

@@ -12,7 +12,7 @@ from hangwatch.checks.clock_skew import STEP_TIME
 from hangwatch.checks.clock_skew import Settings as ClockSettings
 from hangwatch.checks.framework import requested_ports
 from hangwatch.checks.framework.node_facts import Facts
-from hangwatch.checks.framework.result_table import EXIT_CODES, Status
+from hangwatch.checks.framework.result_table import EXIT_CODES, CheckSummary, Status
 from hangwatch.model import CheckStatus, Fault, Value
 from hangwatch.model.keyed_lists import list_by_key
 from hangwatch.probes.network.ports import MOST_PORTS
@@ -33,17 +33,12 @@ _LONG_TEXTS = dict.fromkeys(("message", "detail", "remedy"), _MOST_CHARACTERS)
 T = TypeVar("T")
 
 
-class ReportedCheck(msgspec.Struct, frozen=True):
+class ReportedCheck(CheckSummary, frozen=True):
     """The result of one check on one node: the fields that are compared between nodes.
 
     A fault is a part of the node that did not respond. In a report of `check network --to`, it is a port.
     """
 
-    check: str
-    status: Status
-    reason: str
-    message: str
-    remedy: str
     faults: tuple[Fault, ...] = ()
 
 
@@ -57,18 +52,13 @@ class NodeReport(msgspec.Struct, frozen=True):
     facts: Facts
 
 
-class Finding(Value, frozen=True):
+class Finding(CheckSummary, frozen=True):
     """A result of a check on one or more nodes, or of a comparison between nodes.
 
     `check` is the name of the check or of the comparison.
     """
 
     nodes: tuple[str, ...]
-    check: str
-    status: Status
-    reason: str
-    message: str
-    remedy: str
 
 
 class FactValue(Value, frozen=True):
@@ -231,10 +221,10 @@ def clock_findings(clocks: Iterable[ClockOffset]) -> list[Finding]:
 
 def absent_findings(replies: ReplyCollector[NodeReport]) -> list[Finding]:
     """Return findings about nodes that failed or did not respond."""
-    found = [Finding(tuple(sorted(nodes)), "answer", "UNKNOWN", "NoAnswer", why, "") for why, nodes in replies.failed]
+    found = [Finding("answer", "UNKNOWN", "NoAnswer", why, "", tuple(sorted(nodes))) for why, nodes in replies.failed]
     if replies.silent:
         why = "did not respond by the deadline, or cannot be reached"
-        found.append(Finding(tuple(sorted(replies.silent)), "answer", "UNKNOWN", "Unanswered", why, ""))
+        found.append(Finding("answer", "UNKNOWN", "Unanswered", why, "", tuple(sorted(replies.silent))))
     return found
 
 

@@ -79,59 +79,53 @@ def run_on_nodes(
 
 
 class _Collecting:
-    """The output of the nodes so far. ClusterShell calls `ev_timer`; its other events are not used."""
+    """The output of the `waiting` nodes so far. ClusterShell calls `ev_timer`; its other events are not used."""
 
     def __init__(
         self, nodes: Sequence[str], on_reply: Callable[[Reply], None], on_progress: Callable[[Progress], None]
     ) -> None:
-        self._waiting = dict.fromkeys(nodes, time.time())
+        self.waiting = dict.fromkeys(nodes, time.time())
         self._asked = len(nodes)
         self._began = time.monotonic()
-        self._output = {node: bytearray() for node in nodes}
+        self.output = {node: bytearray() for node in nodes}
         self.complaints = dict.fromkeys(nodes, b"")
         self._too_large: set[str] = set()
         self._on_reply = on_reply
         self._on_progress = on_progress
 
     def started(self, node: str) -> None:
-        self._waiting[node] = time.time()
-
-    def is_waited_for(self, node: str) -> bool:
-        return node in self._waiting
+        self.waiting[node] = time.time()
 
     def take(self, node: str, text: bytes, *, is_complaint: bool) -> bool:
         """Add output of a node. Return False if no more output of this node is accepted."""
         if is_complaint and node in self.complaints:
             self.complaints[node] += text[: MOST_COMPLAINT_BYTES - len(self.complaints[node])]
             return True
-        if node not in self._waiting or node in self._too_large:
+        if node not in self.waiting or node in self._too_large:
             return False
-        if len(self._output[node]) + len(text) > MOST_ANSWER_BYTES:
+        if len(self.output[node]) + len(text) > MOST_ANSWER_BYTES:
             self._too_large.add(node)
-            self._output[node].clear()
+            self.output[node].clear()
             return False
-        self._output[node] += text
+        self.output[node] += text
         return True
-
-    def has_begun(self, node: str) -> bool:
-        return bool(self._output.get(node))
 
     def is_whole(self, node: str) -> bool:
         """True if the output of a node is a complete JSON value."""
         try:
-            decoding.decode_json(self._output[node], msgspec.Raw)
+            decoding.decode_json(self.output[node], msgspec.Raw)
         except (msgspec.DecodeError, ValueError, RecursionError):
             return False
         return True
 
     def ended(self, node: str, status: int | None, *, is_late: bool = False) -> None:
-        asked_unix_seconds = self._waiting.pop(node, None)
+        asked_unix_seconds = self.waiting.pop(node, None)
         if asked_unix_seconds is None:
             return
         self._on_reply(
             Reply(
                 node=node,
-                output=bytes(self._output.pop(node)),
+                output=bytes(self.output.pop(node)),
                 status=status,
                 asked_unix_seconds=asked_unix_seconds,
                 ended_unix_seconds=time.time(),
@@ -143,13 +137,13 @@ class _Collecting:
 
     def finish(self) -> None:
         """Add a reply for each node that has none: it is late or too large."""
-        for node in list(self._waiting):
+        for node in list(self.waiting):
             self.ended(node, None, is_late=node not in self._too_large)
 
     def ev_timer(self, _: object) -> None:
         """Report progress. ClusterShell calls this method."""
         now = time.monotonic()
-        self._on_progress(Progress(self._asked - len(self._waiting), self._asked, now - self._began))
+        self._on_progress(Progress(self._asked - len(self.waiting), self._asked, now - self._began))
 
 
 class _NodeClient(ExecClient):  # type: ignore[misc]
@@ -214,7 +208,7 @@ class _AllClient(ExecClient):  # type: ignore[misc]
             collecting.ended(node, int(ending[1]))
         elif is_complaint:
             collecting.take(node, text + b"\n", is_complaint=True)
-        elif text.startswith(b"{") or collecting.has_begun(node):
+        elif text.startswith(b"{") or collecting.output.get(node):
             # Line ends are dropped: srun(1) splits lines of more than 1,024 bytes, and JSON needs no line ends.
             taken = collecting.take(node, text, is_complaint=False)
             if taken and text == b"}" and collecting.is_whole(node):
@@ -225,7 +219,7 @@ class _AllClient(ExecClient):  # type: ignore[misc]
             self._complaints[label] = (self._complaints.get(label, b"") + text)[:MOST_COMPLAINT_BYTES]
 
     def _name(self, label: str, name: str) -> None:
-        if self.worker.collecting.is_waited_for(name) and name not in self._node_of.values():
+        if name in self.worker.collecting.waiting and name not in self._node_of.values():
             self._node_of[label] = name
             self.worker.collecting.take(name, self._complaints.pop(label, b""), is_complaint=True)
 

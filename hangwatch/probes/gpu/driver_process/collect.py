@@ -325,18 +325,14 @@ def _fabric_problems(mask: int) -> list[str]:
 
 def firmware(gpu: Gpu, _: Sequence[Gpu]) -> GpuFirmware:
     """Return the versions of firmware and CUDA."""
-    cuda = gpu.ask(_cuda_driver_version)
+    # 1000 * major + 10 * minor (nvml.h), the same for all GPUs
+    cuda = gpu.ask(lambda _: int(pynvml.nvmlSystemGetCudaDriverVersion_v2()))
     return GpuFirmware.copy_from(
         gpu,
         vbios=gpu.ask(pynvml.nvmlDeviceGetVbiosVersion),
         inforom=gpu.ask(pynvml.nvmlDeviceGetInforomImageVersion),
         cuda_version=None if cuda is None else f"{cuda // 1000}.{cuda % 1000 // 10}",
     )
-
-
-def _cuda_driver_version(_: object) -> int:
-    """Return the CUDA version of the driver as 1000 * major + 10 * minor (nvml.h). It is the same for all GPUs."""
-    return int(pynvml.nvmlSystemGetCudaDriverVersion_v2())
 
 
 KINDS: dict[str, Callable[[Gpu, Sequence[Gpu]], GpuName]] = {

@@ -55,10 +55,6 @@ def _sample(gpu: Gpu, before: Reading | None) -> Any:
     return memory if memory is not None and gpu.ask(pynvml.nvmlGpmSampleGet, memory) is not None else None
 
 
-def _compute(_: object, question: Any) -> Any:
-    return pynvml.nvmlGpmMetricsGet(question)
-
-
 def _between(gpu: Gpu, first: Any, last: Any) -> GpuUse | None:
     question = pynvml.c_nvmlGpmMetricsGet_t()
     question.version = pynvml.NVML_GPM_METRICS_GET_VERSION
@@ -66,7 +62,7 @@ def _between(gpu: Gpu, first: Any, last: Any) -> GpuUse | None:
     question.sample1, question.sample2 = first, last
     for position, metric in enumerate(_METRICS):
         question.metrics[position].metricId = metric
-    if gpu.ask(_compute, question) is None:
+    if gpu.ask(lambda _: pynvml.nvmlGpmMetricsGet(question)) is None:
         return None
     answers = [question.metrics[position] for position in range(len(_METRICS))]
     ratios = [answer.value / 100 for answer in answers if answer.nvmlReturn == pynvml.NVML_SUCCESS]

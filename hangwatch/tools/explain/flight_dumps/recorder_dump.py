@@ -108,7 +108,7 @@ def parse(content: bytes) -> FlightDump:
     version = values["version"]
     if not isinstance(version, str) or not _VERSION.match(version):
         raise ValueError(f"has the unknown format {words.elided(str(version)[:MOST_NAME], 16)}")
-    rows = _read_rows(values.get("entries", ()))
+    rows = [read_mapping(row, "entry") for row in read_list(values.get("entries", ()), "entries")]
     if version.startswith("1."):
         rows = [modernize_row(row, number) for number, row in enumerate(rows)]
     by_library: dict[Library, list[FlightRecord]] = defaultdict(list)
@@ -161,10 +161,6 @@ def _decode_json(content: bytes) -> object:
         return decoding.decode_plain_json(content)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"is not complete JSON: {words.elided(str(error), MOST_NAME)}") from None
-
-
-def _read_rows(value: object) -> Sequence[Mapping[object, object]]:
-    return [read_mapping(row, "entry") for row in read_list(value, "entries")]
 
 
 def _reopen_aborted(records: Sequence[FlightRecord]) -> list[FlightRecord]:

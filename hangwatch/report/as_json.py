@@ -113,10 +113,7 @@ class FailedNodes(Value, frozen=True):
 
 
 class NodesAnswer(Value, frozen=True):
-    """The nodes that a command over many nodes has asked.
-
-    `unanswered` nodes did not respond by the deadline, or could not be reached.
-    """
+    """An answer about many nodes: those that responded, did not respond, or failed."""
 
     schema_version: int
     answered: tuple[str, ...]
@@ -127,7 +124,8 @@ class NodesAnswer(Value, frozen=True):
 class NodesDump(NodesAnswer, frozen=True):
     """The output of `hangwatch dump --nodes ... --json`: an answer for each job on the nodes.
 
-    `without_job` are the `answered` nodes without a job.
+    `without_job` are the `answered` nodes without a job. `unanswered` nodes did not respond by the deadline, or could
+    not be reached.
     """
 
     without_job: tuple[str, ...]

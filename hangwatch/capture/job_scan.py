@@ -86,11 +86,7 @@ class JobScan:
             shares = {rank.id: job.share for job in found_jobs.jobs for rank in job.ranks}
             self._note_ranks((process, shares[process.id]) for process in processes if process.id in shares)
         unread = [NotMonitored(owner=owner, processes=count) for owner, count in self.processes.unread.items()]
-        return (
-            replace(found_jobs, left_out=user_limits.fold_by_owner([*found_jobs.left_out, *unread]))
-            if unread
-            else found_jobs
-        )
+        return replace(found_jobs, left_out=user_limits.fold_by_owner([*found_jobs.left_out, *unread]))
 
     def _connected(self, processes: Sequence[Process], tables: sockets.Tables) -> dict[ProcessId, str]:
         """Return {process: endpoint of its store} for the processes that need an endpoint.

@@ -73,15 +73,7 @@ class Daemon:
         self.node = node or host.node_name()
         self.board = Board()
         self.port: int | None = None
-        kept = settings.store
-        self.store = Store(
-            Path(kept.directory),
-            max_incidents=kept.max_incidents,
-            max_bytes=kept.max_bytes,
-            max_age_days=kept.max_age_days,
-            shared=True,
-            group=kept.group,
-        )
+        self.store = Store(Path(settings.store.directory), settings.store, shared=True)
         self._gpus = gpus
         self._notifier = notifier or Notifier()
         self._clock = clock

@@ -66,26 +66,18 @@ def open_writable(root: Path) -> Store:
 
 
 class Store:
-    """The incidents in the folder `root`. Call `make_writable` before writing. Reading needs no preparation."""
+    """The incidents in the folder `root`. Call `make_writable` before writing. Reading needs no preparation.
 
-    def __init__(
-        self,
-        root: Path,
-        *,
-        max_incidents: int = _USUAL.max_incidents,
-        max_bytes: int = _USUAL.max_bytes,
-        max_age_days: float = _USUAL.max_age_days,
-        shared: bool = False,
-        group: str = "",
-    ) -> None:
+    `settings` has the limits of the store and its group.
+    """
+
+    def __init__(self, root: Path, settings: config.Store = _USUAL, *, shared: bool = False) -> None:
         self.root = root
         self.incidents = root / "incidents"
         self.silences = SilenceFile(root)
         self._lock = Lock(root)
-        self._sharing = Sharing(root, shared=shared, group=group)
-        self._max_incidents = max_incidents
-        self._max_bytes = max_bytes
-        self._max_age_seconds = max_age_days * 86400.0
+        self._sharing = Sharing(root, shared=shared, group=settings.group)
+        self._settings = settings
 
     def lock(self) -> None:
         """Lock the directory until `unlock` or the end of the process. Raises StoreTakenError and StoreError."""
@@ -284,7 +276,7 @@ class Store:
             )
             for name in newest_first
         ]
-        surplus = retention.surplus(stored, self._max_incidents, self._max_bytes)
+        surplus = retention.surplus(stored, self._settings.max_incidents, self._settings.max_bytes)
         old = [name for name in self._outlived(newest_first) if name not in open_folders.union(surplus)]
         removed = (*surplus, *old[:by_age])
         for name in removed:
@@ -310,7 +302,7 @@ class Store:
         old, latest = [], 0.0
         for name in newest_first:
             began = _opened_unix_seconds(name)
-            if latest - began > self._max_age_seconds:
+            if latest - began > self._settings.max_age_days * 86400.0:
                 old.append(name)
             latest = max(latest, began)
         return old[::-1]
@@ -327,21 +319,19 @@ class Store:
     def _names(self) -> list[str]:
         """Return the names of the incident folders, newest first. Other files are ignored."""
         try:
-            names = [path.name for path in self.incidents.iterdir()]
-        except FileNotFoundError:
-            return []
-        except PermissionError:
-            names = self._own_names()
+            names = self._list()
         except OSError as error:
             raise StoreError(f"{self.incidents}: cannot be listed: {error.strerror}\n  try as root") from None
         return sorted(filter(_FOLDER.fullmatch, names), reverse=True)
 
-    def _own_names(self) -> list[str]:
-        """Return the names of the incidents of this user's jobs."""
+    def _list(self) -> list[str]:
+        """Return the names in the folder; if this user may not list it, those of the incidents of this user's jobs."""
         try:
+            return [path.name for path in self.incidents.iterdir()]
+        except FileNotFoundError:
+            return []
+        except PermissionError:
             return self._sharing.names_of(os.geteuid())
-        except OSError as error:
-            raise StoreError(f"{self.incidents}: cannot be listed: {error.strerror}\n  try as root") from None
 
     def _readable(self) -> list[str]:
         return [name for name in self._names() if os.access(self.incidents / name, os.R_OK | os.X_OK)]

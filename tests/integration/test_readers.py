@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from hangwatch import config
 from hangwatch.model import Incident
 from hangwatch.store import Store
 from tests import samples
@@ -78,7 +79,7 @@ FILES = {"report.txt": "stacks", "dumps/r1/rank0.txt": "Process 1: x"}
 
 def kept(place: Path, *, group: str = str(ON_CALL)) -> tuple[Store, dict[int | None, str]]:
     """Return a store with an incident of each owner, saved twice, and the incident folders by owner."""
-    store = Store(place / "state", shared=True, group=group)
+    store = Store(place / "state", config.Store(group=group), shared=True)
     store.make_writable()
     names: dict[int | None, str] = {}
     for uid in (OWNER, OTHER_OWNER, None, 0):
@@ -135,7 +136,7 @@ def test_a_store_that_is_not_shared_stays_ours(place: Path) -> None:
 
 def test_what_is_removed_leaves_the_owners_list(place: Path) -> None:
     _, names = kept(place)
-    store = Store(place / "state", shared=True, max_incidents=1)
+    store = Store(place / "state", config.Store(max_incidents=1), shared=True)
     store.make_writable()
     assert len(store.prune()) == len(names) - 1
     assert attempt(place, names, OWNER)["listed"][f"owners/{OWNER}"] == ["-"]  # type: ignore[index]

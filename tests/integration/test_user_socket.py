@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import pytest
 from msgspec.structs import replace
 
+from hangwatch import config
 from hangwatch.cli import user_socket_client
 from hangwatch.cli.user_socket_client import SocketError
 from hangwatch.formats import incident_file
@@ -114,7 +115,7 @@ def test_owner_gets_stacks_that_the_kernel_does_not_let_it_read(node: Node) -> N
 
 def test_members_of_the_store_group_give_feedback_through_the_daemon() -> None:
     with node_with_jobs((OWNER,), store={"group": str(OTHER)}) as node:
-        folder = Store(node.daemon.state, shared=True, group=str(OTHER)).save(samples.loader_hang(), {})
+        folder = Store(node.daemon.state, config.Store(group=str(OTHER)), shared=True).save(samples.loader_hang(), {})
         given = folder / FEEDBACK_FILE
 
         def judge(uid: int, *arguments: str, groups: tuple[int, ...] = ()) -> Finished:

@@ -364,7 +364,7 @@ def test_hook_output_is_stored_and_not_readable_by_the_job_owner(tmp_path: Path)
     assert file.read_bytes() == b"second"
     assert (file.stat().st_mode & 0o777, file.parent.stat().st_mode & 0o777) == (0o600, 0o700)
     assert os.listxattr(file) == os.listxattr(file.parent) == []
-    with_group = Store(tmp_path, shared=True, group="4711")
+    with_group = Store(tmp_path, config.Store(group="4711"), shared=True)
     with_group.make_writable()
     with_group.add_output(folder.name, "on_hung.txt", b"third")
     assert os.listxattr(file) == ["system.posix_acl_access"]

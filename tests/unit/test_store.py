@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from hangwatch import __version__, store
+from hangwatch import __version__, config, store
 from hangwatch.formats import incident_file
 from hangwatch.formats.incident_file import StoreError
 from hangwatch.model import CRASHED, INCIDENT_VERSION, Frame, Incident, JobState
@@ -73,7 +73,7 @@ def _path(descriptor: int) -> str:
 
 
 def open_writable(root: Path, **bounds: float) -> Store:
-    kept = Store(root, **bounds)  # type: ignore[arg-type]
+    kept = Store(root, config.Store(**bounds))  # type: ignore[arg-type]
     kept.make_writable()
     return kept
 
@@ -447,9 +447,9 @@ def test_prune_by_bytes_keeps_the_newest(tmp_path: Path) -> None:
     folders = [
         open_writable(tmp_path).save(at(1e9 + number), {"report.txt": "x" * 100_000}).name for number in range(4)
     ]
-    kept = Store(tmp_path, max_bytes=int(2.5 * Store(tmp_path).summaries()[0].size_bytes))
+    kept = Store(tmp_path, config.Store(max_bytes=int(2.5 * Store(tmp_path).summaries()[0].size_bytes)))
     assert set(kept.prune()) == set(folders[:2])
-    tiny = Store(tmp_path, max_bytes=1)
+    tiny = Store(tmp_path, config.Store(max_bytes=1))
     assert tiny.prune() == (folders[2],)
     assert names(kept) == {folders[3]}
 
@@ -460,7 +460,8 @@ def test_prune_by_bytes_never_keeps_an_older_one_instead_of_a_newer(tmp_path: Pa
         open_writable(tmp_path).save(at(1e9 + number), {"report.txt": "x" * size}).name
         for number, size in enumerate(sizes)
     )
-    kept = Store(tmp_path, max_bytes=sum(summary.size_bytes for summary in Store(tmp_path).summaries()) - 400_000)
+    limit = sum(summary.size_bytes for summary in Store(tmp_path).summaries()) - 400_000
+    kept = Store(tmp_path, config.Store(max_bytes=limit))
     assert kept.prune() == (big, small)
     assert names(kept) == {newest}
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from hangwatch import __version__, store
+from hangwatch import __version__, config, store
 from hangwatch.formats import incident_file
 from hangwatch.formats.incident_file import StoreError, Summary
 from hangwatch.limits import MOST_RANKS
@@ -67,9 +67,9 @@ def test_at_their_very_limits_all_stay(tmp_path: Path) -> None:
     for days in (0, 5, 10):
         open_writable(tmp_path).save(at(1e9 + days * DAY), {"report.txt": "x" * 1000})
     size = sum(summary.size_bytes for summary in Store(tmp_path).summaries())
-    kept = Store(tmp_path, max_incidents=3, max_bytes=size, max_age_days=10)
-    assert kept.prune(by_age=9) == ()
-    assert len(Store(tmp_path, max_incidents=3, max_bytes=size - 1, max_age_days=10).prune()) == 1
+    settings = config.Store(max_incidents=3, max_bytes=size, max_age_days=10)
+    assert Store(tmp_path, settings).prune(by_age=9) == ()
+    assert len(Store(tmp_path, replace(settings, max_bytes=size - 1)).prune()) == 1
 
 
 def test_open_incidents_take_room_and_stay(tmp_path: Path) -> None:

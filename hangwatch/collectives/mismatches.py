@@ -1,5 +1,6 @@
 """Search for members of a process group that enqueued different operations, or the same ones in another order. Pure."""
 
+import functools
 import itertools
 import math
 from collections import defaultdict
@@ -42,7 +43,7 @@ def find_other_operation(group: ProcessGroup) -> Sides:
         is_balanced = _is_balanced(enqueued[number].values(), len(group.members))
         forms: dict[Hashable, EnqueuedOperation] = {}  # one for each number of bytes
         for rank, operation in enqueued[number].items():
-            form = forms.setdefault(_count_bytes(operation), operation)
+            form = forms.setdefault(_count_bytes(operation.dtypes, operation.sizes), operation)
             sizes = () if operation.operation == _EXCHANGE and is_balanced else form.sizes
             alike[operation.operation, form.dtypes, sizes].append(rank)
         for key_of, say in _COMPARED if len(alike) > 1 else ():
@@ -53,12 +54,13 @@ def find_other_operation(group: ProcessGroup) -> Sides:
     return ()
 
 
-def _count_bytes(operation: EnqueuedOperation) -> Hashable:
+@functools.lru_cache(maxsize=1024)  # most ranks enqueue the same
+def _count_bytes(dtypes: tuple[str, ...], sizes: tuple[tuple[int, ...], ...]) -> Hashable:
     """Return the bytes of each tensor; the types and numbers of elements if a type or a size is unknown."""
-    counts = tuple(map(math.prod, operation.sizes))
-    if len(counts) != len(operation.dtypes) or not _ELEMENT_BYTES.keys() >= set(operation.dtypes):
-        return operation.dtypes, counts
-    return tuple(count * _ELEMENT_BYTES[dtype] for count, dtype in zip(counts, operation.dtypes, strict=True))
+    counts = tuple(map(math.prod, sizes))
+    if len(counts) != len(dtypes) or not _ELEMENT_BYTES.keys() >= set(dtypes):
+        return dtypes, counts
+    return tuple(count * _ELEMENT_BYTES[dtype] for count, dtype in zip(counts, dtypes, strict=True))
 
 
 def _find_enqueued(group: ProcessGroup) -> dict[int, dict[int, EnqueuedOperation]]:

@@ -20,7 +20,7 @@ _DIFFERENT = re.compile(r"^  Communicator ranks have different (\w{1,40})")
 _VALUE = r"(?:launched up to operation (\d{1,18})|(not) launched any operations|status ([A-Z]{1,16}))"
 _MANY = re.compile(rf"^  (\d{{1,9}}) ranks have {_VALUE}")
 _PLACE = r"(?: -- .*?managed by process (\d{1,10}) on node (\S{1,255}))?"
-_RANK = re.compile(rf"^  Rank (\d{{1,9}})(?: has {_VALUE})?(?: -- \[.*\])?{_PLACE}$")
+_RANK = re.compile(rf"^  (?:The missing rank: |Rank )(\d{{1,9}})(?: has {_VALUE})?(?: -- \[.*\])?{_PLACE}$")
 _PROCESS = re.compile(r"^  Process (\d{1,10}) on node (\S{1,255}) managing ")
 _FIELD = re.compile(r'^\s*"(\w{1,40})": ?"?([^",]{0,255})"?,?$')
 _OTHER_LINES = ("  ", "Group ", "(total) ", "Communicators", "Errors", "Warnings", "===", "{", "}")
@@ -128,11 +128,13 @@ class Reader:
     def compare(self) -> Iterator[Difference]:
         """Yield the differences within each communicator, or that there are none."""
         largest = max((one.size for one in self._communicators.values()), default=0)
+        silent = max(len(one.silent) for one in self._communicators.values() if one.size == largest) if largest else 0
         count = 0
         for one in self._communicators.values():
             is_job = one.size == largest > 0
+            are_told = not one.name and len(one.silent) <= silent  # the same processes, without their ranks
             for difference in (_find_silent(one, is_job), _find_behind(one, is_job)):
-                if difference is not None:
+                if difference is not None and not are_told:
                     count += 1
                     yield difference
         if not count:

@@ -77,7 +77,13 @@ def find_first_failure(kinds: Sequence[FailureKind], logs: Sequence[RankLog]) ->
             or not is_unanswered(kind.failure.text)
             or all(seconds_until(kind.failure.moment, moment) > _AT_ONCE_SECONDS for moment in clear)
         )
-        and not (len(own_failures) > 1 and _has_gone_on(kind))
+        and not (
+            len(own_failures) > 1
+            and any(
+                later.where and seconds_until(kind.failure.moment, later.moment) >= _GOES_ON_SECONDS
+                for later in kind.logs[0].failures
+            )
+        )
     ]
     if len(own_failures) <= 1:
         return own_failures[0] if own_failures else None
@@ -89,14 +95,6 @@ def find_first_failure(kinds: Sequence[FailureKind], logs: Sequence[RankLog]) ->
     if len({log.source for log in logs}) == 1:
         return min(own_failures, key=lambda kind: kind.failure.number)._replace(order="by the order of lines")
     return None
-
-
-def _has_gone_on(kind: FailureKind) -> bool:
-    """True if the program of the first rank has run into another failure a minute later or more."""
-    return any(
-        later.where and seconds_until(kind.failure.moment, later.moment) >= _GOES_ON_SECONDS
-        for later in kind.logs[0].failures
-    )
 
 
 def _find_margin(kind: FailureKind, log: RankLog) -> float:

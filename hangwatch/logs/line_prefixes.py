@@ -23,9 +23,12 @@ _LONGEST_HEADING = 160
 _LINES_AFTER_HEADING = 16
 _LINES_AFTER_SENTENCE = 4
 _PATTERNS = tables.Patterns("line_prefixes.toml")
+_BRACKETS = ("of_rank", "open_mpi", "host_local", "host_rank", "sagemaker", "mpirun", "torchrun", "kubectl", "sglang")
 _OF_AGENT = r"[EIW]\d{4} [\d:.]{15} \d{1,10} torch/distributed/elastic/"
 _MARK_WITHIN = 200
-_TEXT_KEYS = ("log", "message", "msg", "MESSAGE", "textPayload", "text", "line", "content", "@message", "_msg")
+_TEXT_KEYS = ("log", "message", "msg", "MESSAGE", "textPayload", "text", "line", "content", "@message", "_msg", "event")
+_EXCEPTION_KEYS = ("exception", "exc_info", "exc_text", "traceback", "stack_trace")  # structlog, python-json-logger
+_LIST_KEYS = ("events", "data", "result", "hits", "logs", "entries")
 _NESTED_KEYS = ("jsonPayload", "attributes", "_source")  # Cloud Logging, Datadog, Elasticsearch
 _STEP_KEYS = frozenset({"step", "global_step", "iteration", "iter", "epoch"})
 
@@ -34,7 +37,7 @@ def read_texts(line: str) -> Sequence[str]:
     """Return the lines of text in a line of a file: without escape sequences, JSON and HTML entities around it."""
     line = line.rstrip("\r\n")
     if '="' in line:
-        line = _PATTERNS["loki_labels"].sub(r"\1", line)
+        line = _PATTERNS["loki_labels"].sub(r"\1", _PATTERNS["loki_pod"].sub(r"\1[pod/\2/-] ", line))
     is_json = line.startswith(("{", "[{")) or (line.startswith(" ") and _PATTERNS["text_member"].match(line))
     if not (is_json or "\x1b" in line or "[0m" in line or "\r" in line or "&" in line):
         return _split_joined(line) if line.startswith("[") else (line,)
@@ -60,16 +63,15 @@ def _show_as_terminal(line: str) -> str:
     if "\r" not in line:
         return line
     last, nobody = last_written(line), RankId()
-    has_prefix = split(last, nobody, labelled=False)[0] is not nobody
-    return last if has_prefix or split(line, nobody, labelled=False)[0] is nobody else line
+    has_prefix = split(last, nobody)[0] is not nobody
+    return last if has_prefix or split(line, nobody)[0] is nobody else line
 
 
 def _unwrap_json(line: str) -> list[str]:
     """Return the text lines in a JSON object: Docker's json-file, journalctl -o json, Cloud Logging, Python loggers.
 
-    An object may fill several lines: then one of these contains the text. A line may also be an array of objects, in
-    the order of their times. Return any other line unchanged. If an object has the name of a pod, its text gets the
-    prefix of kubectl. A record with a step is progress of the program, so it stays whole.
+    An object may fill several lines: then one of these contains the text. A line may also be a whole export, of which
+    the records are read in the order of their times. Return any other line unchanged.
     """
     member = _PATTERNS["text_member"].match(line)
     if not (member or line.startswith(("{", "[{"))):
@@ -80,24 +82,41 @@ def _unwrap_json(line: str) -> list[str]:
         )
     except (msgspec.DecodeError, UnicodeError, RecursionError):
         return [line]
-    if isinstance(content, dict):
-        events = content.get("events")  # aws logs get-log-events
-        content = events if isinstance(events, list) and all(isinstance(row, dict) for row in events) else [content]
-    in_order = sorted(content, key=lambda row: str(row.get("timestamp")))
-    texts = list(filter(None, map(_read_record, in_order))) or [line]
-    pod = _PATTERNS["pod_member"].search(line) if len(content) == 1 else None
-    before = pod.expand(r"[pod/\1/-] ") if pod else ""
-    return [before + _show_as_terminal(part) for text in texts for part in text.rstrip("\r\n").split("\n")]
+    records = sorted(_list_records(content), key=lambda record: str(record.get("timestamp")))
+    alone = "" if member or len(records) > 1 else line
+    return [_show_as_terminal(part) for record in records for part in _read_record(record, alone)] or [line]
 
 
-def _read_record(record: dict[str, Any]) -> str:
-    """Return the text in a JSON record of a log; "" if there is none."""
+def _list_records(content: object) -> list[dict[str, Any]]:
+    """Return the records of an export: CloudWatch, Elasticsearch, Datadog, and Loki's streams with their labels."""
+    if isinstance(content, list):
+        return [record for part in content for record in _list_records(part)]
+    if not isinstance(content, dict):
+        return []
+    parts = next((content[key] for key in _LIST_KEYS if isinstance(content.get(key), list | dict)), None)
+    if isinstance(labels := content.get("stream"), dict) and isinstance(rows := content.get("values"), list):
+        return [{**labels, "timestamp": row[0], "line": row[1]} for row in rows if len(row) > 1]
+    return [content] if parts is None or not content.keys().isdisjoint(_TEXT_KEYS) else _list_records(parts)
+
+
+def _read_record(record: dict[str, Any], line: str) -> Sequence[str]:
+    """Return the lines of text in a JSON record of a log. `line` is the text of the record; "" if it is one of many.
+
+    The name of a pod becomes the prefix of kubectl, a rank that of torch. A record with a step is progress of the
+    program, so it stays whole.
+    """
     for payload in [record[key] for key in _NESTED_KEYS if isinstance(record.get(key), dict)]:
         record |= payload
-    texts = map(_read_text, map(record.get, _TEXT_KEYS))
-    text = next(filter(None, texts), "") if _STEP_KEYS.isdisjoint(record) else ""
-    label = "kernel: " if record.get("_TRANSPORT") == "kernel" else ""  # systemd.journal-fields(7)
-    return "\n".join(f"{label}{part}" for part in text.removesuffix("\n").split("\n")) or text
+    text, exception = (
+        next(filter(None, map(_read_text, map(record.get, keys))), "") for keys in (_TEXT_KEYS, _EXCEPTION_KEYS)
+    )
+    text = text if _STEP_KEYS.isdisjoint(record) else ""
+    pod = _PATTERNS["pod_member"].search(line or str(record).replace("'", '"'))
+    rank = str(record.get("rank", record.get("global_rank", "")))
+    before = (pod.expand(r"[pod/\1/-] ") if pod else "") + (f"[rank {rank}] " if rank.isdecimal() else "")
+    before += "kernel: " if record.get("_TRANSPORT") == "kernel" else ""  # systemd.journal-fields(7)
+    parts = "\n".join(filter(None, (text or line, exception)))
+    return [before + part for part in parts.rstrip("\r\n").split("\n")] if parts else ()
 
 
 def _read_text(value: object) -> str:
@@ -107,17 +126,25 @@ def _read_text(value: object) -> str:
     return value if isinstance(value, str) else ""
 
 
-def are_labelled(head: Sequence[str]) -> bool:
-    """True if the lines begin with a label: `N: ` (srun --label), `[N] ` (mpiexec -l) or `host: ` (pdsh, clush).
+def find_labels(head: Sequence[str]) -> str:
+    """Return the name of the pattern of the lines' labels; "" if they have none.
 
-    In a stack dump, a label precedes a line such as "Process 4711:". In a log, at least 90 % of the lines must begin
-    with a number (`N: `, `rank N `) or a pod (stern), and each label must occur twice on average.
+    Labels are `N: ` (srun --label), `[N] ` (mpiexec -l) or `host: ` (pdsh, clush). In a stack dump, a label precedes a
+    line such as "Process 4711:". In a log, at least 90 % of the lines must begin with a number (`N: `, `rank N `) or a
+    pod (stern), and each label must occur twice on average. Loggers write `rank N` after the time: then only lines with
+    a time count.
     """
-    if any(found and found.group(1) not in {"Process", "Error"} for found in map(_PATTERNS["labelled"].match, head)):
-        return True
+    if any(label and label.group(1) not in {"Process", "Error"} for label in map(_PATTERNS["labelled"].match, head)):
+        return "label"
     written = [line for line in head if line.strip() and not line.startswith(("srun: ", "slurmstepd"))]
-    labels = [found.group(found.lastindex or 0) for found in map(_PATTERNS["label_of_task"].match, written) if found]
-    return len(labels) > 1 and len(labels) * 10 >= len(written) * 9 and len(set(labels)) * 2 <= len(labels)
+    stamped = [line[stamp.end() :] for line in written if (stamp := _PATTERNS["stamp"].match(line))]
+    at_start = [label and label.group(label.lastindex or 0) for label in map(_PATTERNS["label_of_task"].match, written)]
+    after_time = [label and label["rank"] for label in map(_PATTERNS["rank_label"].match, stamped)]
+    for pattern, of_lines in (("label", at_start), ("rank_label", after_time)):
+        labels = [label for label in of_lines if label]
+        if len(labels) > 1 and len(labels) * 10 >= len(of_lines) * 9 and len(set(labels)) * 2 <= len(labels):
+            return pattern
+    return ""
 
 
 class Headings:
@@ -151,17 +178,17 @@ class Headings:
         return self._rank
 
 
-def split(line: str, file_id: RankId, *, labelled: bool) -> tuple[RankId, bool, str]:
+def split(line: str, file_id: RankId, labels: str = "") -> tuple[RankId, bool, str]:
     """Return the rank in the prefix of a line, true if it is certainly a rank, and the rest of the line.
 
     If there is no prefix, the rank is `file_id`. The first mark `[rankN]:` among the first 200 characters is the
     rank of the line; a later number is a peer. A number that is not sure may be that of a node. The host and pid at
-    the beginning of NCCL's lines stay in the rest, and so does a mark that is part of a message. `labelled` is the
-    result of `are_labelled`.
+    the beginning of NCCL's lines stay in the rest, and so does a mark that is part of a message. `labels` is the
+    result of `find_labels`.
     """
-    rank, sure, rest = _split_start(line, file_id, labelled=labelled)
+    rank, sure, rest = _split_start(line, file_id, labels if labels == "label" else "")
     if rank is file_id and (stamp := _PATTERNS["stamp"].match(line)):
-        rank, sure, rest = _split_start(line[stamp.end() :], file_id, labelled=False)
+        rank, sure, rest = _split_start(line[stamp.end() :], file_id, labels if labels == "rank_label" else "")
         rest = line if rank is file_id else rest
     if rank.is_numbered and rank is not file_id and (sure or not rest.startswith("[rank")):
         inner = _PATTERNS["of_rank"].match(rest) if rank.rank is None and rest.startswith("[rank") else None
@@ -178,12 +205,12 @@ def split(line: str, file_id: RankId, *, labelled: bool) -> tuple[RankId, bool, 
     return replace(rank, rank=int(mark.group(1))), True, rest
 
 
-def _split_start(line: str, file_id: RankId, *, labelled: bool) -> tuple[RankId, bool, str]:
-    """Split a line at a prefix that begins it, see `split`."""
+def _split_start(line: str, file_id: RankId, label_kind: str) -> tuple[RankId, bool, str]:
+    """Split a line at a prefix that begins it, see `split`. `label_kind` is the pattern of its label; "" for none."""
     if not file_id.is_numbered and (match := _PATTERNS["nccl"].match(line)):
         return replace(file_id, node=match.group(1), pid=int(match.group(2))), True, line
-    match = _PATTERNS["label"].match(line) if labelled else None
-    if match and match["host"] not in {"Process", "Error", "Reason", "srun", "slurmstepd"}:
+    match = _PATTERNS[label_kind].match(line) if label_kind else None
+    if match and match.groupdict().get("host") not in {"Process", "Error", "Reason", "srun", "slurmstepd"}:
         label, rest = match.group(match.lastindex or 0), line[match.end() :]
         if label.isascii() and label.isdigit() and len(label) < 8:
             return RankId(rank=int(label)), match["rank"] is not None, rest
@@ -213,29 +240,17 @@ def _split_actor(prefix: re.Match[str], line: str, file_id: RankId) -> tuple[Ran
 
 
 def _split_bracket(line: str, file_id: RankId) -> tuple[RankId, bool, str]:
-    if match := _PATTERNS["of_rank"].match(line):  # torch's global rank
-        if file_id.local_rank is not None:  # then it stays in the line
-            return file_id, True, line
-        rank = RankId(rank=int(match.group(1)))
-    elif match := _PATTERNS["open_mpi"].match(line):
-        return replace(file_id, node=match.group(1), pid=int(match.group(2))), True, line[match.end() :]
-    elif match := _PATTERNS["host_rank"].match(line):
-        number, is_local = int(match.group(2)), bool(match.group(3))  # a colon after it: torchrun --tee
-        rank = RankId(node=match.group(1), rank=None if is_local else number, local_rank=number if is_local else None)
-    elif match := _PATTERNS["sagemaker"].match(line):
-        return RankId(node=match.group(2), rank=int(match.group(1))), False, line[match.end() :]
-    elif match := _PATTERNS["mpirun"].match(line):
-        rank = RankId(rank=int(match.group(1)))
-    elif match := _PATTERNS["torchrun"].match(line):
-        rank = RankId(node=file_id.node, local_rank=int(match.group(2)))
-    elif match := _PATTERNS["kubectl"].match(line):
-        inner, sure, rest = split(line[match.end() :], RankId(node=match.group(1)), labelled=False)
+    kind, match = next(((kind, found) for kind in _BRACKETS if (found := _PATTERNS[kind].match(line))), ("", None))
+    if match is None or (kind == "of_rank" and file_id.local_rank is not None):  # then it stays in the line
+        return file_id, True, line
+    if kind == "kubectl":
+        inner, sure, rest = split(line[match.end() :], RankId(node=match.group(1)))
         return replace(inner, node=match.group(1)), sure, rest
-    elif match := _PATTERNS["sglang"].match(line):
+    if kind == "sglang":
         title = process_title.read(f"scheduler{match.group(2).replace(' ', '_')}")
         name = title.text if title and title.rank is None else None
-        rank = replace(file_id, rank=title.rank if title else None, title=name)
-        return rank, True, line[match.end() :]
-    else:
-        return file_id, True, line
-    return rank, True, line[match.end() :]
+        return replace(file_id, rank=title.rank if title else None, title=name), True, line[match.end() :]
+    fields = {key: value if key == "node" else int(value) for key, value in match.groupdict().items()}
+    node = file_id.node if "local_rank" in fields else None
+    rank = replace(file_id if "pid" in fields else RankId(node=node), **fields)
+    return rank, kind != "sagemaker", line[match.end() :]

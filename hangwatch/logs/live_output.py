@@ -73,7 +73,7 @@ def _read_shared(
     by_pid: dict[int | None, RankId] = {pid: rank for rank, pid in inner_pids.items()}
     logs: dict[RankId, Log] = {}
     for number, line in enumerate(lines, 1):
-        mark, _, text = line_prefixes.split(line, _NOBODY, labelled=False)
+        mark, _, text = line_prefixes.split(line, _NOBODY)
         writer = by_pid.get(mark.pid) if mark.rank is None else by_rank.get(mark.rank)
         if writer is not None:
             logs.setdefault(writer, Log()).feed(text, number)

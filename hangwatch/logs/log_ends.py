@@ -44,7 +44,13 @@ def fold(logs: Sequence[RankLog]) -> list[End]:
     )
     ends: list[End] = []
     for (template, _), alike in by_template.items():
-        column = _find_step_column([_read_numbers(log) for log in alike], _find_few_steps(alike))
+        columns = zip(*(_find_numbers(log) for log in alike), strict=True)
+        few = [
+            index
+            for index, column in enumerate(columns)
+            if len(set(column)) <= _MOST_STEPS and _is_step_column(column, alike)
+        ]
+        column = _find_step_column([_read_numbers(log) for log in alike], few)
         by_step = list_by_key((0.0 if column is None else _read_numbers(log)[column], log) for log in alike)
         ends += (_make_end(same_step, template, step) for step, same_step in by_step.items())
     return sorted(ends, key=lambda end: (-len(end.ids), end.ids[0].sort_key()))
@@ -63,14 +69,11 @@ def _write_ranges(logs: Sequence[RankLog]) -> str:
     An integer that differs between the logs becomes a range such as "299..300".
     """
     text = logs[0].last.text if logs[0].last else ""
-    ranges = (_make_range(column, logs) for column in zip(*(_find_numbers(log) for log in logs), strict=True))
+    ranges = (
+        f"{min(column, key=int)}..{max(column, key=int)}" if _is_step_column(column, logs) else ""
+        for column in zip(*(_find_numbers(log) for log in logs), strict=True)
+    )
     return NUMBER.sub(lambda match: next(ranges) or match.group(), text)
-
-
-def _make_range(column: Sequence[str], logs: Sequence[RankLog]) -> str:
-    if not _is_step_column(column, logs):
-        return ""
-    return f"{min(column, key=int)}..{max(column, key=int)}"
 
 
 def _is_step_column(column: Sequence[str], logs: Sequence[RankLog]) -> bool:
@@ -89,17 +92,11 @@ def _read_numbers(log: RankLog) -> tuple[float, ...]:
     return tuple(float(int(text, 16)) if text.startswith("0x") else float(text) for text in _find_numbers(log))
 
 
-def _find_few_steps(logs: Sequence[RankLog]) -> list[int]:
-    """Return the positions of integers that may be steps, because they have few different values."""
-    columns = enumerate(zip(*(_find_numbers(log) for log in logs), strict=True))
-    return [index for index, column in columns if len(set(column)) <= _MOST_STEPS and _is_step_column(column, logs)]
-
-
 def _find_step_column(rows: Sequence[tuple[float, ...]], few: Sequence[int]) -> int | None:
     """Return the position of the number that shows a rank's progress; None if there is none.
 
-    More than half of the ranks share this number, and some differ. The positions in `few` are tried first, because a
-    number such as a loss may agree by chance.
+    More than half of the ranks share this number, and some differ. The positions in `few`, of integers with few
+    different values, are tried first, because a number such as a loss may agree by chance.
     """
     positions: tuple[int, ...] = (*few, *range(len(rows[0])))
     for index in positions:

@@ -51,7 +51,9 @@ def join(
         _Part(source, rank if rank.rank is not None else replace(rank, rank=log.told_rank), log)
         for source, rank, log in parts
     ]
-    global_ranks = _find_global_ranks([*(part.id for part in all_parts), *(rank for *_, rank in reports)])
+    ids = [*(part.id for part in all_parts), *(rank for *_, rank in reports)]
+    by_place = list_by_key((place, rank.rank) for rank in ids if rank.rank is not None for place in _list_places(rank))
+    global_ranks = {place: numbers[0] for place, numbers in by_place.items() if len(set(numbers)) == 1}
     named = (part._replace(id=_add_global_rank(part.id, global_ranks)) for part in all_parts)
     by_rank = list_by_key((_make_key(part.id), part) for part in named)
     logs = {key: _leave_out_survived(_merge_parts(rank_parts)) for key, rank_parts in by_rank.items()}
@@ -73,14 +75,6 @@ def _leave_out_survived(log: RankLog) -> RankLog:
     last = log.last.moment if log.last is not None and not LIBRARY.search(log.last.text) else None
     failures = [one for one in log.failures if seconds_until(one.moment, last) < _LONG_SECONDS and not one.has_gone_on]
     return log._replace(failures=tuple(failures))
-
-
-def _find_global_ranks(ranks: Iterable[RankId]) -> dict[tuple[object, ...], int]:
-    """Return the global ranks, keyed by their places. Ranks that contradict each other are left out."""
-    by_place = list_by_key(
-        (place, rank.rank) for rank in ranks if rank.rank is not None for place in _list_places(rank)
-    )
-    return {place: numbers[0] for place, numbers in by_place.items() if len(set(numbers)) == 1}
 
 
 def _list_places(rank: RankId) -> list[tuple[object, ...]]:

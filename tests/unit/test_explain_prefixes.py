@@ -230,7 +230,7 @@ def test_stacks_behind_a_prefix_have_the_verdict_of_the_bare_text(prefix: str, k
 )
 def test_only_member_numbers_of_the_default_group_are_global_ranks(group: str, rank: int | None) -> None:
     line = f"[1]:E0423 02:10:44.182842  8355 ProcessGroupNCCL.cpp:1329] [{group}] Heartbeat monitor timed out!"
-    assert line_prefixes.split(line, RankId(), labelled=False)[0].rank == rank
+    assert line_prefixes.split(line, RankId())[0].rank == rank
 
 
 @pytest.mark.parametrize("kind", STACKS)

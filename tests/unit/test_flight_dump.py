@@ -441,6 +441,17 @@ def test_of_two_dumps_of_a_rank_the_later_counts() -> None:
     assert [note for note in joined.notes if note.endswith("used: new_rank_0")]
 
 
+@pytest.mark.parametrize(
+    ("name", "ranks"), [("node{}-gpu{}", [0, 1, 2, 3]), ("node{}/rank{}", [0, 1, 2, 3]), ("gpu-{}/fr_{}", [])]
+)
+def test_numbers_that_repeat_on_each_node_are_local_ranks(name: str, ranks: list[int]) -> None:
+    config_of_group = {"0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1, 2, 3]"}}
+    hosts = "ab" if name.startswith("gpu") else (1, 2)
+    names = [name.format(host, gpu) for host in hosts for gpu in (0, 1)]
+    joined = rank_recorders.join(files(**dict.fromkeys(names, dumped(entry(0), pg_config=config_of_group))))
+    assert list(joined.by_rank) == ranks
+
+
 def test_several_dumps_of_many_ranks_are_one_note() -> None:
     joined = rank_recorders.join(files(**{f"{run}_rank_{rank}": None for run in ("old", "new") for rank in range(4)}))
     (note,) = (note for note in joined.notes if "several dumps" in note)

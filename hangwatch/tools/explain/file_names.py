@@ -5,13 +5,13 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
-from msgspec.structs import replace
-
 from hangwatch import tables
 from hangwatch.model import RankId
 from hangwatch.model.keyed_lists import list_by_key
 
 _PATTERNS = tables.Patterns("file_names.toml")
+Place = tuple[str, str | None]
+"""A file, and a node in the prefixes of its lines."""
 
 
 class RankInName(NamedTuple):
@@ -66,9 +66,9 @@ def _read_folders(names: Collection[str], paths: Mapping[str, str]) -> dict[str,
     A folder may also be a round: `round1/101.txt`. So a folder with such a name, or with only numbers in its name, is
     not a node.
     """
-    unknown = RankId()
+    unnumbered_places = RankId()
     bases: dict[str, set[str]] = defaultdict(set)
-    parted = {name: paths[name].rpartition("/") for name in names if read_name(paths[name]) == unknown}
+    parted = {name: paths[name].rpartition("/") for name in names if read_name(paths[name]) == unnumbered_places}
     for folder, _, base in parted.values():
         bases[base].add(folder)
     hosts = {name: folder.rpartition("/")[2] for name, (folder, _, _) in parted.items()}
@@ -80,23 +80,46 @@ def _read_folders(names: Collection[str], paths: Mapping[str, str]) -> dict[str,
     return {name: RankId(node=host) for name, host in hosts.items()} if len(set(hosts.values())) == len(folders) else {}
 
 
-def number_logs(ids: Mapping[str, RankId]) -> dict[str, RankId]:
-    """Return the rank of each log, with a rank from its name if the names differ in exactly one number: `job-7-3.out`.
+def number_places(ranks_in: Mapping[Place, Collection[int]], unknown: Collection[Place]) -> dict[Place, int]:
+    """Return the ranks of the places with lines of unknown ranks. `ranks_in` are the ranks of the other lines there.
 
-    The numbers must begin at 0 or 1 and have few gaps. Other numbers are probably pids.
+    If each place has lines of one rank at most, that is its rank. One place with none has the rank that is left, if
+    the name of another place begins alike. Else the numbers in the names of files count, if they agree with the ranks.
+    """
+    open_places = [place for place in unknown if len(ranks_in.get(place, ())) < 2]
+    numbered_places = {place: min(ranks) for place, ranks in ranks_in.items() if len(ranks) == 1}
+    beginnings = {
+        place: re.split(r"\d", place[1] or without_ending(place[0]))[0] for place in {*numbered_places, *open_places}
+    }
+    first_parts = {beginnings[place] for place in numbered_places}
+    silent = [place for place in open_places if place not in numbered_places and beginnings[place] in first_parts]
+    missing = {*range(len(numbered_places) + len(silent))} - {*numbered_places.values()}
+    if len(numbered_places) > 1 >= len(silent) == len(missing) and all(len(ranks) < 2 for ranks in ranks_in.values()):
+        return numbered_places | dict(zip(silent, missing, strict=True))
+    of_names = number_logs([place[0] for place in {**numbered_places, **dict.fromkeys(open_places)}])
+    if any(of_names.get(place[0]) != rank for place, rank in numbered_places.items()):
+        of_names = number_logs([place[0] for place in open_places if place not in numbered_places])
+    return {place: of_names[place[0]] for place in open_places if place[0] in of_names}
+
+
+def number_logs(names: Collection[str]) -> dict[str, int]:
+    """Return the rank of each log from its name, if the names differ in one number that can be a rank: `job-7-3.out`.
+
+    The numbers must begin at 0 or 1 and have few gaps. Other numbers are probably pids. If several numbers differ, one
+    must count from 0 without a gap.
     """
     shapes = list_by_key(
-        (_PATTERNS["number"].sub("#", name), (name, list(map(int, _PATTERNS["number"].findall(name))))) for name in ids
+        (_PATTERNS["number"].sub("#", name), (name, list(map(int, _PATTERNS["number"].findall(name)))))
+        for name in names
     )
-    numbered = dict(ids)
+    numbered: dict[str, int] = {}
     for alike in shapes.values():
-        columns = [column for column in zip(*(numbers for _, numbers in alike), strict=True) if len(set(column)) > 1]
-        if len(columns) != 1 or len(set(columns[0])) < len(alike):
-            continue
-        if min(columns[0]) <= 1 and max(columns[0]) < 2 * len(alike):
-            numbered.update(
-                (name, replace(ids[name], rank=number)) for (name, _), number in zip(alike, columns[0], strict=True)
-            )
+        columns = {column for column in zip(*(numbers for _, numbers in alike), strict=True) if len({*column}) > 1}
+        if len(columns) > 1:
+            columns = {column for column in columns if sorted(column) == [*range(len(column))]}
+        for column in columns if len(columns) == 1 else ():
+            if len({*column}) == len(column) and min(column) <= 1 and max(column) < 2 * len(column):
+                numbered.update(zip((name for name, _ in alike), column, strict=True))
     return numbered
 
 
@@ -106,12 +129,9 @@ def stack_ranks(names: Collection[str]) -> dict[str, int]:
     {} if the files are in several directories, if the numbers do not begin at 0, or if they have many gaps. Numbers
     with many gaps are probably pids. Numbers from 1 count something else. `node3.txt` has no rank in its name.
     """
-    matches = {name: match for name in names if (match := _PATTERNS["numbered_stack"].search(_to_path(name)))}
-    numbers = {name: int(match.group(1)) for name, match in matches.items()}
-    shapes = {name[: match.start(1)] + "#" + name[match.end(1) :] for name, match in matches.items()}
-    values = set(numbers.values())
-    is_sure = 1 < len(values) == len(numbers) == len(names) and len(shapes) == 1
-    return numbers if is_sure and min(values) == 0 and max(values) < 2 * len(values) else {}
+    numbers = number_logs(names) if all(_PATTERNS["numbered_stack"].search(_to_path(name)) for name in names) else {}
+    is_sure = len(set(numbers.values())) == len(names) and 0 in numbers.values()
+    return numbers if is_sure else {}
 
 
 def are_processes(names: Iterable[str]) -> bool:
@@ -119,31 +139,42 @@ def are_processes(names: Iterable[str]) -> bool:
     return all(_PATTERNS["of_process"].search(_to_path(name)) for name in names)
 
 
-def dump_ranks(names: Iterable[str]) -> dict[str, tuple[int, bool]]:
+def dump_ranks(names: Iterable[str], world_size: int | None = None) -> dict[str, tuple[int, bool]]:
     """Return the number in the name of each flight recorder dump, and true if the number is certainly a rank.
 
     torch writes the rank at the end of the name. A number is certainly a rank if `rank` precedes it, or if several
     names differ only in that number, and the numbers begin at 0 or 1 and have few gaps. Names without a number are left
-    out.
+    out. If there is a dump for each rank, and numbers repeat, they are local ranks of nodes with numbers.
     """
-    ranks: dict[str, tuple[int, bool]] = {}
-    shapes: dict[str, list[tuple[str, int]]] = defaultdict(list)
-    for name in names:
-        base = _to_path(name).rpartition("/")[2]
-        if (rank := read_name(base).rank) is not None:
-            ranks[name] = rank, True
-        elif ends := _PATTERNS["ends_in_number"].match(base):
-            shapes[ends.group(1)].append((name, int(ends.group(2))))
-    for alike in shapes.values():
-        numbers = {number for _, number in alike}
-        sure = 1 < len(alike) == len(numbers) and min(numbers) <= 1 and max(numbers) < 2 * len(alike)
-        ranks.update((name, (number, sure)) for name, number in alike)
-    return ranks
+    bases = {name: _to_path(name).rpartition("/")[2] for name in names}
+    alike = number_logs(set(bases.values()))
+    ranks = {
+        name: (int(match.group(1)), False)
+        for name, base in bases.items()
+        if (match := _PATTERNS["ends_in_number"].match(base))
+    }
+    ranks |= {name: (alike[base], True) for name, base in bases.items() if base in alike}
+    ranks |= {name: (rank, True) for name, base in bases.items() if (rank := read_name(base).rank) is not None}
+    if len({number for number, _ in ranks.values()}) == len(ranks) or len(ranks) != world_size:
+        return ranks
+    nodes = {name: _PATTERNS["last_number"].sub("", _to_path(name)) for name in ranks}
+    of_nodes = number_logs(set(nodes.values()))
+    locals_of = list_by_key((of_nodes.get(nodes[name]), number) for name, (number, _) in ranks.items())
+    size = len(ranks) // len(locals_of)
+    if None in locals_of or any(sorted(numbers) != [*range(size)] for numbers in locals_of.values()):
+        return {}
+    first = min(of_nodes.values())
+    return {name: ((of_nodes[nodes[name]] - first) * size + number, True) for name, (number, _) in ranks.items()}
 
 
 def _to_path(name: str) -> str:
     """Return a file name with slashes, without the ending of a packed file."""
     return _PATTERNS["packed"].sub("", name.replace("\\", "/"))
+
+
+def without_ending(name: str) -> str:
+    """Return the last part of a file name, without the endings of logs."""
+    return _PATTERNS["endings"].sub("", _to_path(name).rpartition("/")[2])
 
 
 def read_name(path: str) -> RankId:

@@ -1,5 +1,6 @@
 """Collects the logs of ranks, launchers and the kernel that are in the sources beside stack dumps. Pure."""
 
+from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from itertools import chain
 
@@ -12,6 +13,7 @@ from hangwatch.logs.merged_logs import RankLog
 from hangwatch.logs.rank_reports import RankWork
 from hangwatch.model import RankId
 from hangwatch.tools.explain import file_names, line_stream, roles
+from hangwatch.tools.explain.file_names import Place
 from hangwatch.tools.explain.streams import Source
 
 _MOST_UNRANKED = 4096
@@ -30,8 +32,8 @@ class LogCollector:
         self._notes = notes
         self._parts: list[tuple[str, RankId, rank_log.Log]] = []
         self._told: list[tuple[str, failures.Failure]] = []
-        self._unknown: dict[str, tuple[RankId, rank_log.Log]] = {}
-        self._ranks_in: dict[str, set[int]] = {}
+        self._unknown: dict[Place, tuple[RankId, rank_log.Log]] = {}
+        self._ranks_in: dict[Place, set[int]] = defaultdict(set)
         self._strange: dict[str, list[str]] = {}
         self._silent: dict[str, list[str]] = {}
         self._is_kernel_cut = False
@@ -55,28 +57,28 @@ class LogCollector:
         if rank.is_numbered:
             self._parts.insert(0, (name, rank, log))
         else:
-            self._unknown[name] = rank, log
+            self._unknown[name, None] = rank, log
             self._strange[name] = [f"{name}: holds an error of an unknown rank: name the file error-rankN.json"]
 
     def add(self, name: str, streams: Sequence[Source]) -> None:
         """Keep the logs of a source. A note reports lines that belong to no rank and no dump."""
         strange, example, of_ranks_here = 0, "", False
-        tells = not streams or any(source.reader.processes for source in streams)  # an error.json has no streams
         self._forget_earlier_attempts(name, [source.reader.log for source in streams])
-        self._ranks_in[name] = {source.id.rank for source in streams if source.id.rank is not None}
+        has_nodes = len({source.id.node for source in streams} - {None}) > 1
         are_pods = len(streams) > 1 and not any(map(merged_logs.is_of_process, (source.id for source in streams)))
         for source in streams:
             reader, rank = source.reader, source.id
+            place = name, rank.node if has_nodes else None
             is_of_rank = merged_logs.is_of_process(rank) or (are_pods and rank.node is not None)
             is_kernels = reader.log.is_kernels and not reader.processes and not is_of_rank
             writer = "" if is_kernels else words.name_ranks([rank]) if is_of_rank else words.printable(name)
             self._is_kernel_cut |= reader.log.is_kernel_cut
             self.processes |= reader.log.processes
             self.works += enqueued_work.read_works(name, rank, reader.log)
-            for place, heard in reader.log.kernel.items():
+            for subject, heard in reader.log.kernel.items():
                 if len(self.kernel) < MOST_KEPT:
-                    self.kernel.setdefault((*place, writer), heard._replace(writer=writer))
-                elif (*place, writer) not in self.kernel:
+                    self.kernel.setdefault((*subject, writer), heard._replace(writer=writer))
+                elif (*subject, writer) not in self.kernel:
                     self._is_kernel_cut = True
             if is_kernels and reader.log.kernel:
                 of_ranks_here = True
@@ -89,24 +91,25 @@ class LogCollector:
             self._told += of_ranks
             of_ranks_here = of_ranks_here or bool(of_ranks)
             is_log = reader.log.lines > 0 and not reader.has_dump and (reader.is_log or reader.strange > 0)
+            self._ranks_in[place] |= {rank.rank} if is_log and rank.rank is not None else set()
             if is_log and is_of_rank:
                 self._parts.append((name, rank, reader.log))
                 of_ranks_here = True
             elif reader.strange:
                 strange += reader.strange
                 example = example or reader.strange_example
-                if (reader.log.messages or reader.log.failures) and (reader.processes or len(streams) > 1):
+                if is_log and not reader.processes:
+                    self._unknown[place] = rank, reader.log
+                else:
                     self._keep_unranked(name, rank, reader.log)
-                if is_log and len(streams) == 1 and not reader.processes:
-                    self._unknown[name] = rank, reader.log
         kind = "of no known rank" if of_ranks_here else "not part of a stack dump"
-        are = "is" if strange == 1 else "are"
-        notes = [f"{name}: {words.count(strange, 'line')} {are} {kind}, for example {example!r}"] if strange else []
+        lines = f"{words.count(strange, 'line')} {'is' if strange == 1 else 'are'}"
+        notes = [f"{name}: {lines} {kind}, for example {example!r}"] if strange else []
         notes = [f"{name}: {hint}" for hint in _explain_strange_lines([source.reader for source in streams])] or notes
-        if not tells and not of_ranks_here:
+        if streams and not of_ranks_here and not any(source.reader.processes for source in streams):
             notes.append(f"{name}: holds no known stack dump and no log of a known rank")
             self._silent[name] = notes
-        elif name in self._unknown:
+        elif any(name == place[0] for place in self._unknown):
             self._strange.setdefault(name, notes)
         else:
             self._notes += notes
@@ -138,7 +141,7 @@ class LogCollector:
             self._told = [*(told for told in self._told if told[1] is not failure), (name, numbered)]
 
     def _keep_unranked(self, name: str, rank: RankId, log: rank_log.Log) -> None:
-        if len(self.unranked) < _MOST_UNRANKED:
+        if (log.messages or log.failures) and len(self.unranked) < _MOST_UNRANKED:
             self.unranked += merged_logs.join([(name, rank, log)])
 
     def _name_processes(self, dumped: Collection[RankId]) -> None:
@@ -149,29 +152,21 @@ class LogCollector:
         for name, writer, log in parts:
             if (rank := owners[writer]) is not None:
                 self._parts.append((name, rank, log))
-            elif log.messages or log.failures:
+            else:
                 self._keep_unranked(name, writer, log)
 
     def logs(self, dumped: Collection[RankId]) -> tuple[RankLog, ...]:
-        """Return one log for each rank. `dumped` are the ranks with a stack dump.
-
-        If the names of logs without a rank differ in one number, that number is the rank. The names of logs with lines
-        of one rank must then contain that rank.
-        """
+        """Return one log for each rank. `dumped` are the ranks with a stack dump."""
         self._name_processes(dumped)
-        unknown = {name: rank for name, (rank, _) in self._unknown.items()}
-        of_one_rank = {name: RankId(rank=min(ranks)) for name, ranks in self._ranks_in.items() if len(ranks) == 1}
-        numbered = file_names.number_logs({**of_one_rank, **unknown})
-        if any(numbered[name] != rank for name, rank in of_one_rank.items()):
-            numbered = file_names.number_logs(unknown)
-        for name, (rank, log) in self._unknown.items():
-            if numbered[name].rank is None:
-                self._notes += self._strange.get(name, ())
-                if log.messages or log.failures:
-                    self._keep_unranked(name, rank, log)
-                    self._silent.pop(name, None)
+        numbers = file_names.number_places(self._ranks_in, self._unknown)
+        for place, (rank, log) in self._unknown.items():
+            name = place[0]
+            if place in numbers:
+                self._parts.append((name, structs.replace(rank, rank=numbers[place]), log))
             else:
-                self._parts.append((name, numbered[name], log))
+                self._notes += self._strange.pop(name, ())
+                self._keep_unranked(name, rank, log)
+            if place in numbers or log.messages or log.failures:
                 self._silent.pop(name, None)
         if len(self._silent) > _MOST_EMPTY_NAMED:
             note = f"{len(self._silent)} files hold no known stack dump and no log of a known rank"

@@ -45,10 +45,8 @@ class Streams:
 
     def read(self, head: Sequence[str], tail: Iterable[str]) -> list[Source]:
         """Read the lines with their line ends and return the streams. Raises HugeStackError if a dump is too large."""
-        self._is_labelled = line_prefixes.are_labelled(
-            [part for line in head for part in line_prefixes.read_texts(line)]
-        )
-        self._labels_are_ranks = self._is_labelled
+        self._labels = line_prefixes.find_labels([part for line in head for part in line_prefixes.read_texts(line)])
+        self._labels_are_ranks = self._labels == "label"
         find_reader = self._by_prefix.get
         for number, line in enumerate(chain(head, tail), 1):
             end = line.find("]") + 1
@@ -73,7 +71,7 @@ class Streams:
             below = file_names.read_name(line.removesuffix(" <=="))
             self._unmarked = below if below.is_numbered else self._named.id
         unmarked = self._unmarked
-        rank, sure, rest = line_prefixes.split(line, unmarked, labelled=self._is_labelled)
+        rank, sure, rest = line_prefixes.split(line, unmarked, self._labels)
         if rank is not unmarked:
             self._heading = (rank, sure) if rest.rstrip().endswith(_CONTINUED) else None
         elif self._heading and _CONTINUES.match(line):
@@ -88,16 +86,12 @@ class Streams:
                     f"{self._name}: more than {_MOST_STREAMS:,} prefixes; a further prefix is read as part of its line"
                 )
             rank, sure, rest = unmarked, True, line
-        reader = self._find_reader(rank, sure=sure)
+        if (rank, sure) not in self._sources:
+            self._labels_are_ranks &= not (sure and rank.is_numbered)  # each label is that of a launcher
+            reader = line_stream.Reader(self._interned, is_log=self._named.is_log)
+            self._sources[rank, sure] = Source(self._name, rank, sure, reader)
+        reader = self._sources[rank, sure].reader
         if prefix and rank.is_numbered and len(rest) == len(line) - len(prefix):
             self._by_prefix[prefix] = reader
         reader.log.has_task_labels = self._labels_are_ranks
         reader.feed(rest, number, line[: len(line) - len(rest)])
-
-    def _find_reader(self, rank: RankId, *, sure: bool) -> line_stream.Reader:
-        if (rank, sure) not in self._sources:
-            self._labels_are_ranks &= not (sure and rank.is_numbered)  # each label is that of a launcher
-            self._sources[rank, sure] = Source(
-                self._name, rank, sure, line_stream.Reader(self._interned, is_log=self._named.is_log)
-            )
-        return self._sources[rank, sure].reader

@@ -3,7 +3,7 @@
 A source is a name and its lines. A line may have a prefix with the rank, and lines of several ranks may be mixed.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from typing import NamedTuple
 
@@ -55,6 +55,7 @@ def collect(sources: Iterable[tuple[str, Iterable[str]]], world_size: int | None
     notes: list[str] = []
     by_place: dict[tuple[object, ...], _Rank] = {}
     found_logs = LogCollector(notes)
+    streams: dict[str, list[Source]] = {}
     read: list[_Processes] = []
     listed = list(sources)
     named = file_names.read_names(name for name, _ in listed)
@@ -64,12 +65,12 @@ def collect(sources: Iterable[tuple[str, Iterable[str]]], world_size: int | None
             continue
         interned.begin_text()
         try:
-            streams = _read_source(name, named[name], lines, interned, found_logs)
+            streams[name] = _read_source(name, named[name], lines, interned, found_logs)
         except HugeStackError as error:
             notes.append(f"{name}: not read: {error}")
-            continue
-        read += [_sort_processes(source, notes) for source in streams if source.reader.processes]
-        found_logs.add(name, streams)
+    for name, of_file in _name_nodes(streams).items():
+        read += [_sort_processes(source, notes) for source in of_file if source.reader.processes]
+        found_logs.add(name, of_file)
     programs = roles.find_programs([process for part in read if part.are_ranks for process in part.candidates])
     for part in read:
         for rank in _make_ranks(part, programs, notes):
@@ -80,6 +81,29 @@ def collect(sources: Iterable[tuple[str, Iterable[str]]], world_size: int | None
     logs = found_logs.logs([rank.id for rank in ranks])
     kernel, works = tuple(found_logs.kernel.values()), tuple(found_logs.works)
     return Collected(tuple(ranks), tuple(notes), world_size, logs, kernel, works, tuple(found_logs.unranked))
+
+
+def _name_nodes(streams: Mapping[str, list[Source]]) -> Mapping[str, list[Source]]:
+    """Return the streams of each file, with the name of the file as the node, if several files have local ranks.
+
+    torchrun --tee writes no node. A file of one local rank is not the log of a node.
+    """
+    nodes = {
+        name: file_names.without_ending(name)
+        for name, of_file in streams.items()
+        if len({source.id.local_rank for source in of_file if source.id.node is None} - {None}) > 1
+    }
+    return (
+        streams
+        if len(set(nodes.values())) < 2
+        else {
+            name: [
+                source._replace(id=structs.replace(source.id, node=source.id.node or nodes.get(name)))
+                for source in of_file
+            ]
+            for name, of_file in streams.items()
+        }
+    )
 
 
 def _number_by_launcher(dumps: Sequence[RankDump], failed: Collection[RankId], notes: list[str]) -> Sequence[RankDump]:
@@ -179,7 +203,11 @@ def _add_rank(by_place: dict[tuple[object, ...], _Rank], rank: _Rank, notes: lis
         rank.id = structs.replace(rank.id, node=_find_base_name(rank.source))
         earlier = by_place.get(_make_place(rank.id))
     if earlier is None or earlier.id.pid != rank.id.pid:
-        kept = rank if earlier is None else max(earlier, rank, key=_make_precedence)
+        # A process with a stack has precedence, then the one with the higher pid.
+        kept = max(
+            filter(None, (earlier, rank)),
+            key=lambda rank: (any(thread.frames for dump in rank.rounds for thread in dump.threads), rank.id.pid or 0),
+        )
         by_place[_make_place(rank.id)] = kept
         if earlier is not None:
             name = f"rank {rank.id.rank}" if rank.id.rank is not None else f"local rank {rank.id.local_rank}"
@@ -189,14 +217,6 @@ def _add_rank(by_place: dict[tuple[object, ...], _Rank], rank: _Rank, notes: lis
     earlier.rounds += rank.rounds
     for pid, rounds in rank.workers.items():
         earlier.workers.setdefault(pid, []).extend(rounds)
-
-
-def _make_precedence(rank: _Rank) -> tuple[bool, int]:
-    """Return the key by which one of two processes of the same rank is kept. The higher key is kept.
-
-    A process with a stack has precedence, then the one with the higher pid.
-    """
-    return any(thread.frames for process in rank.rounds for thread in process.threads), rank.id.pid or 0
 
 
 def _make_place(rank: RankId) -> tuple[object, ...]:
@@ -257,9 +277,9 @@ def _make_ranks(part: _Processes, programs: roles.RankPrograms, notes: list[str]
         if key in ranks:
             ranks[key].rounds.append(process)
         elif are_ranks or not ranks:
-            identity = ids.get(process.pid) or structs.replace(
-                source.id, pid=process.pid, title=_find_title(source, process)
-            )
+            title = process_title.read(process.command)
+            name = title.name if title else source.id.title
+            identity = ids.get(process.pid) or structs.replace(source.id, pid=process.pid, title=name)
             ranks[key] = _Rank(source.name, identity, process)
         else:
             helpers.append(process)
@@ -270,12 +290,6 @@ def _make_ranks(part: _Processes, programs: roles.RankPrograms, notes: list[str]
         if owner is not None:
             owner.workers.setdefault(process.pid, []).append(process)
     yield from ranks.values()
-
-
-def _find_title(source: Source, process: ParsedProcess) -> str | None:
-    """Return the title of a process, from its command line or from the prefix of its lines."""
-    title = process_title.read(process.command)
-    return title.name if title else source.id.title
 
 
 def _make_keys(processes: Sequence[ParsedProcess]) -> Iterator[int | str | None]:

@@ -1,16 +1,24 @@
 """The values of a flight recorder dump. Each may be of any type. Pure."""
 
-from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
 from hangwatch import words
 from hangwatch.model.flight_records import EARLIEST_UNIX_NS, LATEST_UNIX_NS, MOST_NAME, MOST_SEQUENCE
 
+T = TypeVar("T", bool, str, dict[object, object], list[object])
+_LACKS = {bool: "neither true nor false", str: "not a text", dict: "not a map", list: "not a list"}
+
+
+def read_as(kind: type[T], value: object, name: str) -> T:
+    """Check and return a value of this type. Raises ValueError with `name`."""
+    if not isinstance(value, kind):
+        raise ValueError(f"has a {name} that is {_LACKS[kind]}")
+    return value
+
 
 def read_text(value: object, name: str) -> str:
     """Check and return a text, cut to the longest name. Raises ValueError with `name`."""
-    if not isinstance(value, str):
-        raise ValueError(f"has a {name} that is not a text")
-    return words.elided(value[: 4 * MOST_NAME], MOST_NAME)
+    return words.elided(read_as(str, value, name)[: 4 * MOST_NAME], MOST_NAME)
 
 
 def read_integer(value: object, name: str, lowest: int = 0) -> int:
@@ -34,25 +42,4 @@ def read_time(value: object, name: str) -> int:
         return 0
     if not isinstance(value, int) or not EARLIEST_UNIX_NS < value < LATEST_UNIX_NS:
         raise ValueError(f"has a {name} that is not a time")
-    return value
-
-
-def read_flag(value: object, name: str) -> bool:
-    """Check and return a truth value. Raises ValueError with `name`."""
-    if not isinstance(value, bool):
-        raise ValueError(f"has a {name} that is neither true nor false")
-    return value
-
-
-def read_mapping(value: object, name: str) -> Mapping[object, object]:
-    """Check and return a map. Raises ValueError with `name`."""
-    if not isinstance(value, dict):
-        raise ValueError(f"has a {name} that is not a map")
-    return value
-
-
-def read_list(value: object, name: str) -> Sequence[object]:
-    """Check and return a list. Raises ValueError with `name`."""
-    if not isinstance(value, (list, tuple)):
-        raise ValueError(f"has {name} that are not a list")
     return value

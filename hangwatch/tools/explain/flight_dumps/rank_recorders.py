@@ -76,7 +76,8 @@ def _find_ranks(files: Sequence[DumpFile], notes: list[str]) -> dict[int, list[D
 
     It must not contradict the groups in the dump.
     """
-    numbers = file_names.dump_ranks(file.name for file in files)
+    sizes = {file.dump.world_size for file in files}
+    numbers = file_names.dump_ranks((file.name for file in files), sizes.pop() if len(sizes) == 1 else None)
     by_rank: dict[int, list[DumpFile]] = defaultdict(list)
     unknown, contradicted = [], []
     for file in files:

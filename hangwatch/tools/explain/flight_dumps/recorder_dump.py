@@ -9,6 +9,7 @@ NCCLUtils.hpp. The content is not trusted.
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import msgspec
@@ -36,10 +37,8 @@ from hangwatch.model.flight_records import (
 )
 from hangwatch.model.keyed_lists import list_by_key
 from hangwatch.tools.explain.flight_dumps.dump_values import (
-    read_flag,
+    read_as,
     read_integer,
-    read_list,
-    read_mapping,
     read_text,
     read_time,
 )
@@ -108,7 +107,9 @@ def parse(content: bytes) -> FlightDump:
     version = values["version"]
     if not isinstance(version, str) or not _VERSION.match(version):
         raise ValueError(f"has the unknown format {words.elided(str(version)[:MOST_NAME], 16)}")
-    rows = [read_mapping(row, "entry") for row in read_list(values.get("entries", ()), "entries")]
+    rows: list[Mapping[object, object]] = [
+        read_as(dict, row, "entry") for row in read_as(list, values.get("entries", []), "entries")
+    ]
     if version.startswith("1."):
         rows = [modernize_row(row, number) for number, row in enumerate(rows)]
     by_library: dict[Library, list[FlightRecord]] = defaultdict(list)
@@ -189,7 +190,7 @@ def _parse_record(row: Mapping[object, object]) -> tuple[FlightRecord, Library, 
     names = row.get("process_group")
     if not isinstance(names, (list, tuple)) or len(names) != 2:
         raise ValueError("has a process_group that is not a pair of name and description")
-    state, is_retired = row.get("state"), read_flag(row.get("retired"), "retired")
+    state, is_retired = row.get("state"), read_as(bool, row.get("retired"), "retired")
     if state not in ("scheduled", "started", "completed"):
         raise ValueError("has an unknown state")
     created = read_time(row.get("time_created_ns"), "time_created_ns")
@@ -209,7 +210,7 @@ def _parse_record(row: Mapping[object, object]) -> tuple[FlightRecord, Library, 
         collective_seq=read_integer(row.get("collective_seq_id"), "collective_seq_id"),
         p2p_seq=read_integer(row.get("p2p_seq_id"), "p2p_seq_id"),
         op_id=read_integer(row.get("op_id"), "op_id"),
-        is_p2p=read_flag(is_p2p, "is_p2p"),
+        is_p2p=read_as(bool, is_p2p, "is_p2p"),
         operation=operation,
         state="completed" if (state == "completed" if library == "nccl" else is_retired) else "open",
         is_started=state != "scheduled",
@@ -217,10 +218,10 @@ def _parse_record(row: Mapping[object, object]) -> tuple[FlightRecord, Library, 
         created_unix_ns=created,
         completed_unix_ns=completed,
         timeout_ms=read_integer(row.get("timeout_ms", -1), "timeout_ms", -1),
-        input_sizes=_read_sizes(row.get("input_sizes", ())),
-        output_sizes=_read_sizes(row.get("output_sizes", ())),
-        input_dtypes=_read_types(row.get("input_dtypes", ())),
-        output_dtypes=_read_types(row.get("output_dtypes", ())),
+        input_sizes=_read_sizes(row.get("input_sizes", [])),
+        output_sizes=_read_sizes(row.get("output_sizes", [])),
+        input_dtypes=_read_types(row.get("input_dtypes", [])),
+        output_dtypes=_read_types(row.get("output_dtypes", [])),
         thread_id=int(thread_id) if isinstance(thread_id, str) and re.fullmatch(r"[0-9]{1,20}", thread_id) else 0,
         thread_name=read_text(row.get("thread_name", ""), "thread_name"),
     )
@@ -231,18 +232,18 @@ def _read_sizes(value: object) -> tuple[tuple[int, ...], ...]:
     """Return the first dimensions of the first tensors: as many as are compared between ranks."""
     return tuple(
         tuple(read_integer(number, "size") for number in size[:_MOST_SIZES])
-        for size in read_list(value, "sizes")[:_MOST_SIZES]
+        for size in read_as(list, value, "sizes")[:_MOST_SIZES]
         if isinstance(size, (list, tuple))
     )
 
 
 def _read_types(value: object) -> tuple[str, ...]:
-    return tuple(read_text(name, "type") for name in read_list(value, "types")[:_MOST_SIZES])
+    return tuple(read_text(name, "type") for name in read_as(list, value, "types")[:_MOST_SIZES])
 
 
 def _read_statuses(value: object) -> Iterator[GroupStatus]:
-    for group, status in read_mapping(value, "pg_status").items():
-        told = read_mapping(status, "pg_status")
+    for group, status in read_as(dict, value, "pg_status").items():
+        told = read_as(dict, status, "pg_status")
         enqueued, started, completed = (
             read_integer(told.get(f"last_{what}_collective", -1), "pg_status", -1)
             for what in ("enqueued", "started", "completed")
@@ -258,8 +259,8 @@ def _read_statuses(value: object) -> Iterator[GroupStatus]:
 def _read_members(value: object) -> Iterator[GroupMembers]:
     """Yield the members of named groups. The entry of gloo has no name and is skipped: each new group overwrites it."""
     characters_left = _LONGEST_RANKS
-    for name, config in read_mapping(value, "pg_config").items():
-        group_config = read_mapping(config, "pg_config")
+    for name, config in read_as(dict, value, "pg_config").items():
+        group_config = read_as(dict, config, "pg_config")
         if not name:
             continue
         text = group_config.get("ranks")
@@ -269,18 +270,19 @@ def _read_members(value: object) -> Iterator[GroupMembers]:
         yield GroupMembers(
             name=read_text(name, "pg_config"),
             description=read_text(group_config.get("desc", ""), "pg_config"),
-            ranks=find_progressions(_parse_ranks(text)),
+            ranks=_parse_ranks(text),
         )
 
 
-def _parse_ranks(text: str) -> list[int]:
+@lru_cache(maxsize=32)  # the list of all ranks is the same in all dumps
+def _parse_ranks(text: str) -> tuple[Progression, ...]:
     """Parse a list of ranks in the form of torch's ranks_str: `[0, 1, 2]`, or without the brackets."""
     if not _RANKS.match(text):
         raise ValueError("has an invalid list of ranks")
     numbers = sorted({int(number[0]) for number in re.finditer(r"\d{1,9}", text)})
     if numbers and numbers[-1] >= MOST_RANKS:
         raise ValueError("has a rank out of its range")
-    return numbers
+    return find_progressions(numbers)
 
 
 def _find_complete_start(records: Sequence[FlightRecord], statuses: Sequence[GroupStatus]) -> int:
@@ -341,7 +343,7 @@ def _describe_last(record: FlightRecord, row: Mapping[object, object]) -> LastEn
 def _find_user_frame(frames: object) -> Frame | None:
     """Return the innermost frame outside installed packages; None if there is none."""
     for frame in frames[:_MOST_FRAMES] if isinstance(frames, (list, tuple)) else ():
-        fields = read_mapping(frame, "frames")
+        fields = read_as(dict, frame, "frames")
         file, line = fields.get("filename"), fields.get("line")
         if (
             isinstance(file, str)

@@ -75,10 +75,8 @@ def _describe(ranks: Mapping[int, _Stuck]) -> Iterator[tuple[Evidence, list[Chec
         record = stopped[ids[0].rank or 0].record
         what = f"{words.printable(record.operation.rpartition(':')[2])} {record.collective_seq:,}"
         after = f"{words.name_ranks(ids)} enqueued nothing after {what}, {words.count(len(others), 'other rank')} did"
-        it = "it" if len(ids) == 1 else "each"
-        where = "is inside its launch, which torch has not counted yet"
-        if not is_uncounted:
-            where = "waits for its GPU, or is inside the launch"
-        text = f"{after}: the CPU stopped right after this operation: {it} {where}"
+        in_launch = "is inside its launch, which torch has not counted yet"
+        where = in_launch if is_uncounted else "waits for its GPU, or is inside the launch"
+        text = f"{after}: the CPU stopped right after this operation: {'it' if len(ids) == 1 else 'each'} {where}"
         hints = [CheckFirst(rank=rank.rank, why=text, settle=_SETTLE) for rank in ids] if is_uncounted else []
         yield Evidence(kind="sequence", message=text, ranks=ids), hints

@@ -153,24 +153,24 @@ def _thread(thread: ParsedThread, folder: str, is_main: bool, interned: Interned
     for place in thread.places:
         file = pyspy_json.shorten_path(place.file, folder)
         frames.append(interned.frame(place.function, file if place.line is None else f"{file}:{place.line}"))
-    own = (number for number, place in enumerate(thread.places) if not _is_installed(place))
+    of_program = (
+        number
+        for number, place in enumerate(thread.places)
+        if not (place.is_compiled or pyspy_json.is_installed(place.file))
+    )
     return Thread(
         name=thread.name,
         thread_id=thread.thread_id,
         frames=interned.stack(frames),
         owns_gil=thread.owns_gil,
         is_main=is_main,
-        installed_frames=next(own, len(frames)),
+        installed_frames=next(of_program, len(frames)),
     )
 
 
 def is_outermost(place: Place) -> bool:
     """True if this is the outermost frame of a main thread. Other threads end in `_bootstrap`."""
     return place.function in {"<module>", "_run_module_as_main"}
-
-
-def _is_installed(place: Place) -> bool:
-    return place.is_compiled or pyspy_json.is_installed(place.file)
 
 
 class StackText(ABC):

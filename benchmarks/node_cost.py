@@ -3,7 +3,8 @@
     .venv/bin/python benchmarks/node_cost.py [--beside PATH/nvitop-exporter] [--python PATH] [--seconds 45] [--write]
 
 Runs `benchmarks/daemon_cost.py` for both exporters at once, on the same fake driver, with a job of 8 ranks and 64
-loader workers, and among 2,000 processes, each also with ranks that train with torch. Then `benchmarks/overhead.py`
+loader workers, and among 2,000 processes, each also with ranks that train with torch. On a node with NVIDIA's driver,
+the first of these also reads the node's own GPUs; elsewhere that goal counts as missed. Then `benchmarks/overhead.py`
 runs a training loop of torch with the daemon and without it. `--python` is the Python of an installation as on nodes,
 without the packages of the tests. By default, both are those that `make bench` installs.
 """
@@ -27,6 +28,7 @@ NODES = (
     ("8 ranks, 2,000 processes", ("--processes", "2000")),
     ("8 ranks with torch, 2,000 processes", ("--workers", "16", "--processes", "2000")),
 )
+WITH_GPU = ("the node's own GPUs", (*NODES[0][1], "--real-driver"))
 COLUMNS = ("node", "CPU seconds a minute", "nvitop-exporter", "ratio", "Rss MiB", "nvitop-exporter")
 LOOP = ("ranks with torch", "steps per second with", "without", "change", "resolution", COLUMNS[1], COLUMNS[4])
 
@@ -56,7 +58,8 @@ def main() -> int:
             parser.error(f"{program}: no such program; `make bench` installs it")
     given = ("--python", options.python, "--seconds", options.seconds, "--beside", options.beside)
     command = ("benchmarks/daemon_cost.py", "--json", *given)
-    nodes = {name: measure(*command, *arguments) for name, arguments in NODES}
+    measured = (*NODES, WITH_GPU) if shutil.which("nvidia-smi") else NODES
+    nodes = {name: measure(*command, *arguments) for name, arguments in measured}
     loops = measure("benchmarks/overhead.py", "--json", "--python", options.python)
     figures = {f"CPU ratio, {name}": rows[1]["cpu_ratio"] for name, rows in nodes.items()}
     figures |= {f"Rss MiB, {name}": rows[0]["rss_mib"] for name, rows in nodes.items()}

@@ -63,6 +63,7 @@ GOALS = {
     "overhead": {
         "CPU ratio, 8 ranks, 64 loader workers": 0.35,
         "CPU ratio, 8 ranks, 2,000 processes": 0.5,
+        "CPU ratio, the node's own GPUs": 1.0,
         "Rss MiB, 8 ranks, 64 loader workers": 64.0,
         "Rss MiB, 8 ranks, 2,000 processes": 64.0,
         "most Rss MiB, 8 ranks with torch, 2,000 processes": 62.0,

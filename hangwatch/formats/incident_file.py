@@ -120,7 +120,7 @@ class _Head(msgspec.Struct):
 
 class _Version(msgspec.Struct):
     schema_version: int = INCIDENT_VERSION
-    hangwatch_version: str = "of unknown version"
+    hangwatch_version: str = ""
 
 
 def encode(incident: Incident | Summary | Feedback) -> bytes:
@@ -184,7 +184,8 @@ def parse(path: Path, content: bytes) -> Incident:
     version = decode(path, content, _Version)
     if version.schema_version != INCIDENT_VERSION:
         raise StoreError(
-            f"{path}: was written by hangwatch {version.hangwatch_version} in form {version.schema_version}; "
+            f"{path}: was written by hangwatch {version.hangwatch_version or 'of unknown version'} "
+            f"in form {version.schema_version}; "
             f"this hangwatch ({__version__}) reads form {INCIDENT_VERSION}\n  read it with that version"
         )
     try:
@@ -354,8 +355,8 @@ def decode(path: Path, content: bytes, kind: type[_T]) -> _T:
         return decoding.decode_json(content, kind)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         what = f"is truncated or not an incident ({error})" if content else "is empty"
-        is_text = content.strip() and not content.lstrip().startswith(b"{") and path.name != INCIDENT_FILE
-        hint = f"\n  stack dumps and logs: hangwatch explain {path}" if is_text else _dumps_remedy(path)
+        is_other = content.strip() and path.name != INCIDENT_FILE
+        hint = f"\n  stack dumps and logs: hangwatch explain {path}" if is_other else _dumps_remedy(path)
         raise StoreError(f"{path}: {what}{hint}") from None
 
 

@@ -33,6 +33,12 @@ from hangwatch.verdict.supplements import complete
 
 MOST_INCIDENTS = 64  # in one folder; all together have at most MAX_INCIDENT_BYTES
 _MOST_NAMED_FILES = 8
+_OF_LOGS = (".log", ".out", ".err", ".txt")
+_SKIPPED: tuple[tuple[Kind, str, str], ...] = (
+    ("other", "not text", ""),
+    ("compressed", "compressed", "; unpack first (tar -xf, gunzip, unzstd, unxz, unzip)"),
+    ("report", "a report", "; give the incident.json beside it, or stack dumps"),
+)
 _SOURCE_CODE = (".py", ".pyi", ".ipynb", ".sh", ".js", ".ts", ".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp")
 _JOB_FOLDER = re.compile(r"(?:job|run|exp|experiment|trial|slurm)[-_.]?\w{1,64}|\d{4,12}", re.IGNORECASE | re.ASCII)
 
@@ -187,7 +193,7 @@ def _sort(paths: Iterable[Path]) -> tuple[list[FileBelow], list[Incident], list[
             others, folder_incidents, folder_notes = _incidents_among(below, path)
             files += [(file, path) for file in others]
             incidents += folder_incidents
-            notes += [*folder_notes, *_closed(closed, "folder")]
+            notes += [*folder_notes, *_closed(closed)]
         elif path == Path("-") or path.exists():
             files.append((path, None))
         else:
@@ -239,7 +245,7 @@ def _files_in(folder: Path) -> tuple[list[Path], list[Path]]:
     closed: list[Path] = []
     files = files_below(folder, _may_be_evidence, closed)
     if not files:
-        listed = "".join(f"\n  {note}" for note in _closed(closed, "folder"))
+        listed = "".join(f"\n  {note}" for note in _closed(closed))
         raise InputError(f"{folder}: has no stack dumps or logs{listed}")
     return files, closed
 
@@ -257,27 +263,25 @@ def _may_be_evidence(path: Path) -> bool:
 def _left_out(kinds: Mapping[Path, Kind]) -> Iterator[str]:
     """Yield notes on files that were not read. A note on files that may contain stacks says how to read them."""
     by_kind = {kind: [path for path in kinds if kinds[path] == kind] for kind in set(kinds.values())}
-    if others := by_kind.get("other"):
-        yield f"skipped, not text: {words.count(len(others), 'file')}"
-    if packed := by_kind.get("compressed"):
-        yield f"skipped, compressed: {_and_others(packed, 'file')}; unpack first (tar -xf, gunzip, unzstd, unxz, unzip)"
-    if reports := by_kind.get("report"):
-        yield f"skipped, a report: {_and_others(reports, 'file')}; give the incident.json beside it, or stack dumps"
-    yield from _closed(by_kind.get("closed", ()), "file")
+    for kind, why, remedy in _SKIPPED:
+        if paths := by_kind.get(kind):
+            yield f"skipped, {why}: {_list_paths(paths)}{remedy}"
+    yield from _closed(by_kind.get("closed", ()))
     folders = {path.parent for path in by_kind.get("recorder", ())}
-    if empty := [path for path in by_kind.get("empty", ()) if path.parent in folders]:
-        names = words.join_words([words.printable(path.name) for path in empty[:_MOST_NAMED_FILES]])
-        yield f"empty flight recorder dump: {names}: a full disk, or a process that ended while it wrote"
+    if dumps := [path for path in by_kind.get("empty", ()) if path.parent in folders and path.suffix not in _OF_LOGS]:
+        yield f"empty flight recorder dump: {_list_paths(dumps)}: a full disk, or a process that ended while it wrote"
+    if logs := [path for path in by_kind.get("empty", ()) if path not in dumps]:
+        yield f"empty: {_list_paths(logs)}"
 
 
-def _closed(paths: Sequence[Path], what: str) -> Iterator[str]:
+def _closed(paths: Sequence[Path]) -> Iterator[str]:
     if paths:
-        yield f"skipped, cannot be read: {_and_others(paths, what)}; try with sudo"
+        yield f"skipped, cannot be read: {_list_paths(paths)}; try with sudo"
 
 
-def _and_others(paths: Sequence[Path], what: str) -> str:
-    others = f" and {words.count(len(paths) - 1, f'other {what}')}" if len(paths) > 1 else ""
-    return f"{words.printable(str(paths[0]))}{others}"
+def _list_paths(paths: Sequence[Path]) -> str:
+    more = [words.count(len(paths) - _MOST_NAMED_FILES, "other")] if len(paths) > _MOST_NAMED_FILES else []
+    return words.join_words([*(words.printable(str(path)) for path in paths[:_MOST_NAMED_FILES]), *more])
 
 
 def _flight_dumps(files: Sequence[FileBelow], now: Step) -> tuple[rank_recorders.JoinedDumps, list[str]]:

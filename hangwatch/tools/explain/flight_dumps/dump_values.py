@@ -12,7 +12,7 @@ _LACKS = {bool: "neither true nor false", str: "not a text", dict: "not a map", 
 def read_as(kind: type[T], value: object, name: str) -> T:
     """Check and return a value of this type. Raises ValueError with `name`."""
     if not isinstance(value, kind):
-        raise ValueError(f"has a {name} that is {_LACKS[kind]}")
+        raise ValueError(f"has a value of {name} that is {_LACKS[kind]}")
     return value
 
 

@@ -39,6 +39,7 @@ from hangwatch.probes.process import blocked_call, main_thread, shared_locks
 _CPU_SECONDS = 1.0  # for reading shared memory regions in one round; a busy node delays the thread
 _MOST_CHILDREN = 64
 _OF_MEMORY_OR_DEVICE = ("/dev/", "/memfd:")
+_OBJECTS: dict[str, CallObject] = {"child": "child", "path": "file", "path_at": "file"}
 _MOST_ENDPOINT_CHARACTERS = 80
 _MOST_PARENTS = 16  # ranks with a search for ancestors: all ranks of a job on one node have similar ancestors
 _MOST_REGIONS = 1 << 16  # of shared memory, over all ranks: about 300 bytes each
@@ -380,10 +381,8 @@ def find_object(call: SystemCall, link: str, *, is_own: bool) -> CallObject | No
     row = system_calls.calls_by_name().get(call.name)
     if row is None or is_own:
         return None
-    if row.on == "child":
-        return "child"
-    if row.on in ("path", "path_at"):
-        return "file"
+    if row.on in _OBJECTS:
+        return _OBJECTS[row.on]
     if row.on != "descriptor" or call.name == "ioctl" or link.startswith(_OF_MEMORY_OR_DEVICE):
         return None
     if call.kind == "locks":

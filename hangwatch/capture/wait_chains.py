@@ -65,7 +65,7 @@ class WaitChains(NamedTuple):
     """The chains of the processes of one job in one capture."""
 
     job: JobSockets
-    asked_bytes: dict[int, int | None]  # carried by each connection when an answer was first awaited, by inode
+    first_bytes: dict[int, int | None]  # carried by each connection when it was first awaited, by inode
 
     def follow(
         self, pid: int, call: SystemCall, threads: Sequence[Thread], server: int | None, sharing: Set[int]
@@ -87,12 +87,11 @@ class WaitChains(NamedTuple):
         readable = [step.pid for step in steps if job.read_process(step.pid) or not step.is_worker]
         others = tuple(step.pid for step in steps if not step.is_worker)
         asks = self._find_asking_part(pid, call, readable)
-        holding: tuple[int, ...] = ()
         if call.kind == "locks":
             lock = file_locks.find_awaited_lock(pid, call.descriptors[0], job.proc_root)
-            holding = self._find_holding(lock)
         else:
             lock = self._find_lock([step.pid for step in steps], rank)
+        holding = self._find_holding(lock) if call.kind == "locks" else ()
         if asks is not None or lock is not None:
             return Chain(None, (*others, *holding), holding, asks, lock)
         visited = {pid, *(step.pid for step in steps)}
@@ -143,9 +142,11 @@ class WaitChains(NamedTuple):
             return [_Step(other, self._name("its worker", other), is_worker=True)] if is_worker else []
         if kind == "connection" or self.job.is_of_job(other):
             return [_Step(other, self._name("process", other))]
-        every = (other, *procfs.read_children(other, self.job.proc_root))
-        may_answer = kind == "unix" and self.job.is_alive(other)
-        return [_Step(each, self._name("process", each), may_answer=may_answer) for each in every]
+        may_answer = (kind == "unix" or call.kind == "receives") and self.job.is_alive(other)
+        return [
+            _Step(each, self._name("process", each), may_answer=may_answer)
+            for each in (other, *procfs.read_children(other, self.job.proc_root))
+        ]
 
     def _find_driver(self, pid: int, call: SystemCall) -> list[_Step]:
         """Return the process that drives the ranks, if a call receives from it; no launcher has to start it."""
@@ -228,14 +229,14 @@ class WaitChains(NamedTuple):
 
     def _find_lock(self, children: Sequence[int], rank: int) -> FileLock | None:
         """Return a file lock that another rank holds and for which a child waits; None if there is none."""
-        for child in children[:_MOST_CHILDREN]:
-            call = self.job.read_call(child)
-            if call is None or call.kind != "locks":
-                continue
-            lock = file_locks.find_awaited_lock(child, call.descriptors[0], self.job.proc_root)
-            if lock is not None and lock.holder_pid in self.job.ranks - {rank}:
-                return replace(lock, by_child=True)
-        return None
+        calls = ((child, self.job.read_call(child)) for child in children[:_MOST_CHILDREN])
+        locks = (
+            file_locks.find_awaited_lock(child, call.descriptors[0], self.job.proc_root)
+            for child, call in calls
+            if call is not None and call.kind == "locks"
+        )
+        held = (lock for lock in locks if lock is not None and lock.holder_pid in self.job.ranks - {rank})
+        return next((replace(lock, by_child=True) for lock in held), None)
 
     def _find_asking_part(self, pid: int, call: SystemCall, children: Sequence[int]) -> AsksRank | None:
         """Return the part of a process that receives from another rank; None if no part does.
@@ -254,31 +255,42 @@ class WaitChains(NamedTuple):
         return "thread" if any(job.receives_from_rank(pid, other, rank) for other in single) else None
 
     def _find_client(self, pid: int, call: SystemCall, threads: Sequence[Thread]) -> Awaited | None:
-        """Return the peer outside of the job from which another thread of a rank awaits an answer; None without one.
+        """Return the peer outside of the job for which another thread of a rank waits; None without one.
 
         The main thread waits at a lock or an eventfd, as in the clients of object stores and message queues. Threads of
         compiled code count, except those of torch, gloo, NCCL and CUDA, and in a job with ranks on other nodes. Of the
         threads with a Python stack, which are `threads`, only event loops count: others report and poll by themselves.
         """
-        job = self.job
-        is_event = call.kind == "receives" and _EVENTS in job.links(pid, call.descriptors[:MOST_DESCRIPTORS])
+        job, links = self.job, set(self.job.links(pid, call.descriptors[:MOST_DESCRIPTORS]))
+        is_event = call.kind == "receives" and links == {_EVENTS}
         if not threads or not (call.name == "futex" or is_event) or job.rank_of.get(pid) != pid:
             return None
         python = {thread.thread_id: thread for thread in threads if thread.frames}
         folder = job.proc_root / str(pid) / "task"
         for thread, its_call in job.thread_calls(pid).items():
-            if not (peers := [each for each in self._find_outside(pid, its_call) if self._is_asked(each)]):
+            if (awaited := self._find_peer(pid, its_call, is_event=is_event)) is None:
                 continue
             stack = python.get(str(procfs.read_inner_pid(thread, folder)))
             comm = pseudo_files.read_or_empty(f"{folder}/{thread}/comm").strip()
-            if stack is None:
-                counts = not (job.has_ranks_on_other_nodes or _OF_LIBRARIES.search(comm))
-            else:
-                counts = any(stack_frames.plain_name(frame.function) == _EVENT_LOOP for frame in stack.frames)
-            if counts:
+            is_client = stack is None and not (job.has_ranks_on_other_nodes or _OF_LIBRARIES.search(comm))
+            frames = () if stack is None else stack.frames
+            if is_client or any(stack_frames.plain_name(frame.function) == _EVENT_LOOP for frame in frames):
                 name = words.printable(comm if stack is None else stack.name or comm)
-                return _name_peers(f"its thread {name}, which waits for ", peers)
+                return replace(awaited, name=f"its thread {name}, which waits for {awaited.name}")
         return None
+
+    def _find_peer(self, pid: int, call: SystemCall, *, is_event: bool) -> Awaited | None:
+        """Return the silent peer outside of the job for which a thread waits; None without one.
+
+        It is asked for an answer. Below an eventfd it may also send unasked, or connect later, as in a message queue.
+        """
+        peers = [each for each in self._find_outside(pid, call) if self._is_asked(each, may_send=is_event)]
+        if peers or not is_event:
+            return _name_peers("", peers)
+        held, own = self.job.connections_of(pid) or {}, self.job.sockets.get(pid, {}).values()
+        unix = filter(None, (self.job.unix_socket(pid, number) for number in call.descriptors))
+        tcp = [held[number].listens for number in call.descriptors if number in held]
+        return _NOT_FOUND if (tcp and all(tcp)) or any(end.peer not in own for end in unix) else None
 
     def _find_pool(self, pid: int, call: SystemCall) -> Awaited | None:
         """Return the peer outside of the job from which a worker awaits an answer, as in a pool of processes.
@@ -301,11 +313,14 @@ class WaitChains(NamedTuple):
         calls = filter(None, (self.job.read_call(pid), *self.job.thread_calls(pid).values()))
         return [each for its in calls for each in self._find_outside(pid, its) if self._is_asked(each)]
 
-    def _is_asked(self, connection: Connection) -> bool:
-        """True if a peer outside of the job has not answered since an answer was first seen awaited."""
+    def _is_asked(self, connection: Connection, *, may_send: bool = False) -> bool:
+        """True if a peer outside of the job has not answered since an answer was first seen awaited.
+
+        With `may_send` no question is needed: the peer may send unasked.
+        """
         carried = connection.carried_bytes
-        is_asked = connection.awaits_answer and self.job.leaves_job(connection)
-        return is_asked and self.asked_bytes.setdefault(connection.inode, carried) == carried
+        is_asked = (may_send or connection.awaits_answer) and self.job.leaves_job(connection)
+        return is_asked and self.first_bytes.setdefault(connection.inode, carried) == carried
 
 
 def _choose(ends: Iterable[Awaited]) -> Awaited | None:

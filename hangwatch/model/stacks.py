@@ -44,6 +44,7 @@ class Stack(Value, frozen=True):
 
     A worker process has a `pid` and the letter of its `state`. `user_frame` is the innermost frame of the user's code
     in this stack. It is None if the thread or process is idle and waits for its next task, and for threads not awaited.
+    `is_awaited`: by the kernel, the call of the main thread waits for this worker process.
     """
 
     name: str
@@ -52,3 +53,4 @@ class Stack(Value, frozen=True):
     pid: int | None = None
     state: str | None = None
     user_frame: Frame | None = None
+    is_awaited: bool = False

@@ -51,6 +51,7 @@ _WORKER_LOOPS = (
     "multiprocessing/pool.py",
     "multiprocess/pool.py",
 )
+_PROCESSES = ("multiprocessing/process.py", "multiprocess/process.py")
 _SHOWN = 16
 _Identity = tuple[str | None, int | None, int | None, int | None]
 
@@ -362,24 +363,33 @@ def _make_group(key: str, members: tuple[Member, ...], rank: _Rank, answer: _Las
 
 
 def _merge_workers(rank: RankDump, table: activity.Table) -> tuple[Stack, ...]:
-    """Return the stacks of a rank's worker processes. Equal stacks are one entry, and the most common comes first."""
-    counted: dict[tuple[stack_frames.Place, ...], list[tuple[WorkerDump, Thread]]] = {}
+    """Return the stacks of a rank's worker processes. Equal stacks are one entry.
+
+    Workers for which the rank is measured to wait come first, then the most common stack.
+    """
+    awaited = {pid for call in kernel_facts.list_calls(rank.rounds) for pid in call.workers}
+    counted: dict[tuple[bool, tuple[stack_frames.Place, ...]], list[tuple[WorkerDump, Thread]]] = {}
     for worker in rank.workers:
         threads = worker.rounds[-1].threads if worker.rounds else ()
         main = stack_frames.main_thread(threads) or next(iter(threads), None)
         if main and main.frames:
-            counted.setdefault(stack_frames.key_places(main.frames), []).append((worker, main))
-    ordered = sorted(counted.items(), key=lambda item: (-len(item[1]), item[0]))
-    return tuple(_make_worker_stack(len(found), *found[0], table) for _, found in ordered[:_SHOWN])
+            key = worker.pid not in awaited, stack_frames.key_places(main.frames)
+            counted.setdefault(key, []).append((worker, main))
+    ordered = sorted(counted.items(), key=lambda item: (item[0][0], -len(item[1]), item[0]))
+    return tuple(
+        _make_worker_stack(len(alike), *alike[0], table, is_awaited=not key[0]) for key, alike in ordered[:_SHOWN]
+    )
 
 
-def _make_worker_stack(count: int, worker: WorkerDump, thread: Thread, table: activity.Table) -> Stack:
+def _make_worker_stack(
+    count: int, worker: WorkerDump, thread: Thread, table: activity.Table, *, is_awaited: bool
+) -> Stack:
     """Return the stack of one worker, with the number of workers that have the same stack.
 
     Frames of the user's code that the worker inherited from its parent do not count as its place in that code.
     """
-    title = process_title.read(worker.comm)
-    task = list(itertools.takewhile(lambda frame: not frame.file.endswith(_WORKER_LOOPS), thread.frames))
+    title, loops = process_title.read(worker.comm), (*_WORKER_LOOPS, *(_PROCESSES if is_awaited else ()))
+    task = list(itertools.takewhile(lambda frame: not frame.file.endswith(loops), thread.frames))
     within = task[thread.installed_frames or 0 :] if len(task) < len(thread.frames) else []
     return Stack(
         name=f"{count} x {title.family if title and title.numbers and count > 1 else worker.comm}",
@@ -388,4 +398,5 @@ def _make_worker_stack(count: int, worker: WorkerDump, thread: Thread, table: ac
         pid=worker.pid,
         state=_merge_states(worker.rounds),
         user_frame=next(iter(within), None),
+        is_awaited=is_awaited,
     )

@@ -80,8 +80,11 @@ def measure(
     others = [*(rates.measure_process(worker.rounds) for worker in rank.workers), rates.measure_children(rank.rounds)]
     total = rates.sum_rates([process_rates, *others])
     main = rates.measure_main_thread(rank.rounds)
-    placed = zip(rank.rounds, activities, strict=True)
-    stood = [RoundPlace.from_dump(dump, stand) for dump, stand in placed if stand is not None]
+    stood = [
+        RoundPlace.from_dump(dump, stand)
+        for dump, stand in zip(rank.rounds, activities, strict=True)
+        if stand is not None
+    ]
     seen = _Measurements(rank, stood, process_rates, others, total, main, waits, settings)
     spins_behind_gpu = seen.spins and _is_behind_gpu(seen) and not seen.is_gpu_power_ambiguous
     awaited = awaited_motion.find_awaited(activities, waits, operations) or ("gpu" if spins_behind_gpu else None)

@@ -251,13 +251,13 @@ def waits_for(group: Group) -> str:
     """
     if group.waits_for == "unknown" and group.members and all(member.waits.asks_rank for member in group.members):
         return "ranks"
-    if group.waits_for == "gpu" and is_in_user_code(group) and all(map(_sleeps_in_program, group.members)):
+    if (
+        group.waits_for == "gpu"
+        and is_in_user_code(group)
+        and all(member.stack.sleep is not None and member.waits.waits_in_torch is False for member in group.members)
+    ):
         return "unknown"
     return "nothing" if group.runs_python else group.waits_for
-
-
-def _sleeps_in_program(member: Member) -> bool:
-    return member.stack.sleep is not None and member.waits.waits_in_torch is False
 
 
 def process_of(member: Member) -> Process:

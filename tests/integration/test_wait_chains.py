@@ -68,6 +68,15 @@ ready()
 ours.recv(1)
 """
 STARTS = "os.posix_spawn('/bin/true', ['true'], {}, file_actions=[(os.POSIX_SPAWN_OPEN, 0, folder + '/fifo', 0, 0)])"
+# A thread of compiled code waits for a source and would signal the main thread, as in a message queue.
+AT_QUEUE = """
+import _thread, collections, os, select, socket
+signal, events, source = os.eventfd(0), select.epoll(), {source}
+events.register(source)
+_thread.start_new_thread(collections.deque, (iter(events.poll, None), 0))
+ready()
+os.read(signal, 8)
+"""
 STOPS, ASKS_BACK = "os.kill(os.getpid(), signal.SIGSTOP)", "os.read(questions[0], 1)"
 
 
@@ -157,6 +166,9 @@ lock.acquire()
         ("one = libc.msgget(0, 0o600); ready(); libc.msgrcv(one, bytes(64), 8, 0, 0)", "unknown"),
         ("one = libc.semget(0, 1, 0o600); ready(); libc.semop(one, bytes([0, 0, 255, 255, 0, 0]), 1)", "unknown"),
         ("one = os.eventfd(0); ready(); os.read(one, 8)", "blocked"),
+        (AT_QUEUE.format(source="socket.create_server(('127.0.0.1', 0))"), "unknown"),
+        (AT_QUEUE.format(source="socket.create_server(folder + '/one', family=socket.AF_UNIX)"), "unknown"),
+        (AT_QUEUE.format(source="os.pipe()[0]"), "blocked"),
     ],
 )
 def test_rank_that_any_process_may_wake_is_not_blocked(tmp_path: Path, waits: str, signature: str) -> None:
@@ -172,6 +184,17 @@ def test_rank_moves_as_its_worker_behind_a_socket_computes(tmp_path: Path) -> No
         targets.wait_for_call(pid, "receives")
         (member,) = measured(targets.job_of_pids([pid]))
     assert member.signature is Signature.UNKNOWN, "it uses a core, at one line"
+
+
+def test_line_of_an_awaited_process_of_the_program_is_known(tmp_path: Path) -> None:
+    code = "def load():\n    os.mkfifo(folder + '/shard')\n    queue.put(open(folder + '/shard').read())\n"
+    code += "import multiprocessing, os\ncontext = multiprocessing.get_context('fork')\nqueue = context.Queue()\n"
+    with targets.python(f"{code}context.Process(target=load).start()\nready()\nqueue.get()", tmp_path) as pid:
+        targets.wait_for_call(pid, "receives")
+        worker, *_ = procfs.read_children(pid)
+        wait_for((tmp_path / "shard").exists, "the worker to begin")
+        (group,) = targets.grouped(targets.job_of_pids([pid]), QUICK, activity.load()).groups
+    assert f"waits for its worker process (pid {worker}, in load (" in clauses.describe_activity(group)
 
 
 def test_awaited_child_is_found_among_many(tmp_path: Path) -> None:
@@ -333,3 +356,12 @@ def test_a_pipe_that_all_ranks_only_read_leads_to_none_of_them(tmp_path: Path) -
         with targets.python(code, tmp_path) as pid:
             _, member = seen("receives", pid, other.pid)
     assert member.waits.asks_rank is None
+
+
+def test_rank_that_reads_a_pipe_of_another_program_may_get_an_answer(tmp_path: Path) -> None:
+    with spawn("sleep", "600") as other:
+        code = f"import os\npipe = os.open('/proc/{other.pid}/fd/1', os.O_RDONLY)\nready()\nos.read(pipe, 1)"
+        with targets.python(code, tmp_path) as pid:
+            targets.wait_for_call(pid, "receives")
+            (member,) = measured(targets.job_of_pids([pid]))
+    assert member.signature is Signature.AWAITS_OUTSIDE, "a person may type, as behind `kubectl exec -i`"

@@ -45,8 +45,8 @@ def describe_activity(group: Group, *, several: bool = False) -> str:
         return f"{'are' if several else 'is'} {describe_stop(group.members)}"
     worker = find_busy_worker(group)
     if worker is not None and worker.user_frame is not None:
-        of_pool = _is_of_pool(worker.frames)
-        singular, plural = ("worker process", "worker processes") if of_pool else ("loader worker", "loader workers")
+        at_loader = group.activity == "data_loading" and not _is_of_pool(worker.frames)
+        singular, plural = ("loader worker", "loader workers") if at_loader else ("worker process", "worker processes")
         if several:
             return f"wait for their {plural} (in {worker.user_frame})"
         return f"waits for its {singular} ({_describe_worker(worker)}, in {worker.user_frame})"
@@ -261,12 +261,13 @@ def _describe_other_end(target: CallTarget, member: Member, ranks: Mapping[int, 
 def find_busy_worker(group: Group) -> Stack | None:
     """Return the first worker process with a task. None if there is none, or if the group does not wait for workers.
 
-    A group that waits for a thread in the code of a pool waits for the workers of that pool.
+    The kernel shows for which workers it waits. A group that waits for a thread in the code of a pool waits for the
+    workers of that pool.
     """
     at_loader = activity_table.find_activity(group.activity).work_is_in == "workers"
     at_pool = group.waits_for == "thread" and _is_of_pool(group.frames)
     busy = (worker for worker in group.workers if worker.user_frame is not None)
-    return next((worker for worker in busy if at_loader or (at_pool and _is_of_pool(worker.frames))), None)
+    return next((one for one in busy if one.is_awaited or at_loader or (at_pool and _is_of_pool(one.frames))), None)
 
 
 def _is_of_pool(frames: Iterable[Frame]) -> bool:
@@ -274,9 +275,8 @@ def _is_of_pool(frames: Iterable[Frame]) -> bool:
 
 
 def _describe_worker(worker: Stack) -> str:
-    state = "stopped" if worker.state in STOPPED_STATES else "blocked in the kernel"
-    held = worker.state in STOPPED_STATES | BLOCKED_STATES
-    return f"pid {worker.pid}, {state}" if held else f"pid {worker.pid}"
+    blocked = ", blocked in the kernel" if worker.state in BLOCKED_STATES else ""
+    return f"pid {worker.pid}{', stopped' if worker.state in STOPPED_STATES else blocked}"
 
 
 def _find_innermost_function(group: Group) -> str:

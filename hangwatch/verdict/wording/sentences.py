@@ -41,7 +41,7 @@ SENTENCES: dict[str, Row] = {
     "Suspended": Row(job_headlines.suspended),
     "Over": Row(
         lambda finding: (
-            "no rank is connected to another rank or waits for one: training is over, or has not begun"
+            "no rank uses a connection to another rank or waits for one: training is over, pauses, or has not begun"
             f"{''.join('; ' + doing for doing in describe_each(finding.others))}."
         )
     ),

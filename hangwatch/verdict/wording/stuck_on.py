@@ -49,6 +49,8 @@ def stuck_on(finding: Finding) -> str:
 def next_step(finding: Finding, settle: str) -> str:
     """Return the first step: look at the object of the blocked call, else `settle`, else the step for the kind."""
     group = next(iter(finding.suspects or finding.others[: finding.scene.is_one_process]), None)
+    if group is not None and group.activity == "debugger":
+        return "ask the person who uses the debugger"
     if _is_working(finding):
         return guidance.WORKS
     if finding.scene.have_all_ended and not finding.suspects:
@@ -119,8 +121,6 @@ def _thaw(member: Member, cgroup: str) -> str:
 
 def _look_at_line(group: Group, member: Member) -> str:
     """Return the step for a rank or worker that is blocked at a line: the command that shows its call below Python."""
-    if group.activity == "debugger":
-        return "ask the person who uses the debugger"
     busy = clauses.find_busy_worker(group)
     pid = member.id.pid if busy is None else busy.pid
     if pid is not None and any(stack_frames.is_native(frame.function, frame.file) for frame in group.frames):

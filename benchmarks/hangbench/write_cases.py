@@ -145,10 +145,10 @@ def _make_entry(
         p2p_seq_id=record.p2p_seq,
         profiling_name=record.operation,
         time_created_ns=record.created_unix_ns,
+        **(is_open if record.is_open else {"time_discovered_completed_ns": record.created_unix_ns + 5}),
         is_p2p=record.is_p2p,
         input_sizes=[[4 * (members if "reduce_scatter" in record.operation else 1)]],
         output_sizes=[[4 * (members if "all_gather" in record.operation else 1)]],
-        **(is_open if record.is_open else {}),
     )
 
 

@@ -10,6 +10,13 @@ from hangwatch.probes.process import call_timeout, main_thread
 from tests.conftest import wait_for
 from tests.integration import targets
 
+SHIFTS_CLOCK = """
+import ctypes, os
+libc = ctypes.CDLL(None)
+if libc.unshare(0x80) == 0:  # CLONE_NEWTIME
+    open("/proc/self/timens_offsets", "w").write("monotonic 100000 0")
+    libc.setns(os.open("/proc/self/ns/time_for_children", os.O_RDONLY), 0x80)
+"""
 WAITS = {
     "time.sleep": "import time\nready()\ntime.sleep(600)",
     "select": "import select\nready()\nselect.select([], [], [], 600)",
@@ -17,6 +24,7 @@ WAITS = {
     "event loop": "import asyncio\nready()\nasyncio.run(asyncio.sleep(600))",
     "Event.wait": "import threading\nready()\nthreading.Event().wait(600)",
     "queue.get": "import queue\nready()\nqueue.Queue().get(timeout=600)",
+    "time.sleep with a shifted clock": f"{SHIFTS_CLOCK}import time\nready()\ntime.sleep(600)",
     "nanosleep of C": "import ctypes\nready()\nctypes.CDLL(None).sleep(600)",
 }
 FOR_EVER = {

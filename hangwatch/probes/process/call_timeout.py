@@ -13,7 +13,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from hangwatch.model import SystemCall
-from hangwatch.probes.base import procfs, system_calls
+from hangwatch.probes.base import procfs, pseudo_files, system_calls
 from hangwatch.probes.process import process_memory
 
 MOST_SECONDS = 366 * 86400.0  # a longer wait counts as one without an end
@@ -32,19 +32,23 @@ def add_end(pid: int, call: SystemCall | None, proc_root: Path, thread: int | No
     current = system_calls.read(pid, proc_root, thread) if row is not None and row.timeout else None
     if call is None or row is None or current is None or current.number != call.number:
         return call
-    arguments = current.arguments
-    address, raw = arguments[row.timeout_at], b""
-    if row.timeout in _UNITS and address:
-        raw = process_memory.SHARED.read(proc_root / str(pid) / "mem", address, _PAIR.size)
-    clock = find_clock(call.name, arguments)
-    spaces = procfs.namespace(proc_root, pid, "time"), procfs.namespace(procfs.PROC, "self", "time")
-    if clock is None or (clock == _MONOTONIC and spaces[0] != spaces[1]):  # shifted, see time_namespaces(7)
+    timeout, memory = current.arguments[row.timeout_at], proc_root / str(pid) / "mem"
+    raw = process_memory.SHARED.read(memory, timeout, _PAIR.size) if row.timeout in _UNITS and timeout else b""
+    clock = find_clock(call.name, current.arguments)
+    if clock is None:
         return call
-    now = 0.0 if clock == _LENGTH else time.clock_gettime(clock)
-    left_seconds = decode_timeout(row.timeout, arguments[row.timeout_at], raw, now)
+    shift = _read_shift(proc_root, pid) - _read_shift(procfs.PROC, "self") if clock == _MONOTONIC else 0.0
+    now = 0.0 if clock == _LENGTH else time.clock_gettime(clock) + shift
+    left_seconds = decode_timeout(row.timeout, timeout, raw, now)
     if left_seconds is None or system_calls.read(pid, proc_root, thread) != current:
         return call
     return replace(call, left_seconds=left_seconds, until_unix_seconds=time.time() + left_seconds)
+
+
+def _read_shift(proc_root: Path, pid: int | str) -> float:
+    """Return the seconds by which CLOCK_MONOTONIC of a process is ahead of the kernel's; see time_namespaces(7)."""
+    fields = pseudo_files.read_or_empty(proc_root / str(pid) / "timens_offsets").split()
+    return int(fields[1]) + int(fields[2]) / 1e9 if fields else 0.0
 
 
 def find_clock(name: str, arguments: Sequence[int]) -> int | None:

@@ -219,8 +219,7 @@ def describe_stop(members: Iterable[Member]) -> str:
 
 def _process(pid: int, comm: str, state: str) -> str:
     """Return a process in words: "pid 47 (tee, stopped)"."""
-    stopped = ", stopped" if state in STOPPED_STATES else ""
-    return f"pid {pid} ({comm}{stopped})"
+    return f"pid {pid} ({comm}{', stopped' if state in STOPPED_STATES else ''})"
 
 
 def _describe_target(target: CallTarget, member: Member, ranks: Mapping[int, RankId]) -> str:

@@ -228,7 +228,13 @@ def _find_late(
         lack = f"no such line of {words.name_ranks(absent)} is in the logs"
         is_clear = len(absent) < FEWEST_SEEN and world_size and group.key in ("", DEFAULT_GROUP)
         why = f"{words.count(len(ids))} timed out in {operation}, and {lack}"
-        return WorkFinding(f"{text}; {lack}: read its own log", absent, absent if is_clear else (), why)
+        return WorkFinding(
+            text=f"{text}; {lack}: read its own log",
+            ranks=absent,
+            behind=absent if is_clear else (),
+            why=why,
+            is_absent=len(absent) == 1 and group.key == DEFAULT_GROUP,
+        )
     if not behind:
         seen = len(group.ranks)
         if seen > 1 and not doubt:
@@ -245,8 +251,13 @@ def _find_late(
     if doubt:
         return WorkFinding(f"{text}; the numbers show no rank to check first: {doubt}", (*late, *ids))
     had = f"it had enqueued {counts} when {words.count(len(ids))} timed out in it"
-    first = first_moment(standing.timed_out_at for standing in ahead)
-    return WorkFinding(text, (*late, *ids), late, f"it has not joined {operation} of {name}: {had}{since}", first)
+    return WorkFinding(
+        text=text,
+        ranks=(*late, *ids),
+        behind=late,
+        why=f"it has not joined {operation} of {name}: {had}{since}",
+        since=first_moment(standing.timed_out_at for standing in ahead),
+    )
 
 
 def _find_absent(ranks: Iterable[RankId], world_size: int | None) -> tuple[RankId, ...]:

@@ -38,7 +38,7 @@ def supplement(
     kinds, ends = group_failures(logs), log_ends.fold(logs)
     ranks = [log.id.rank for log in logs if log.id.rank is not None]
     numbers = enqueued_work.compare(works, world_size, ranks)
-    hint = _find_hint(logs, kinds, ends, numbers) or _find_signal([*unranked, *logs])
+    hint = _find_hint(logs, kinds, ends, numbers, unranked) or _find_signal([*unranked, *logs])
     caveat = log_ends.caveat([log.id for log in logs if not (hint and log.failures)], log_ends.find_unwritten(logs))
     is_explained = hint or not all(kind.failure.of_others for kind in kinds)
     about = ("self", "peer", "job", *(() if kinds else ("other",)), *(() if numbers else ("timeout",)))
@@ -77,10 +77,11 @@ def supplement_of_live_job(logs: Sequence[RankLog], ranks_here: int) -> Suppleme
     kinds = group_failures(logs)
     ranks = tuple(_find_first_error(kinds, logs)) if len(logs) * 2 >= max(ranks_here, 3) else ()
     are = "are" if len(ranks) > 1 else "is"
-    sentence = f"By the logs {words.name_ranks(ranks)} {are} the first with an error (see the evidence)."
     return Supplement(
         evidence=tuple(_evidence(logs, kinds, log_ends.fold(logs))),
-        sentence=sentence if ranks else "",
+        sentence=f"By the logs {words.name_ranks(ranks)} {are} the first with an error (see the evidence)."
+        if ranks
+        else "",
         check_first=ranks,
         only_if_stuck=True,
     )
@@ -125,12 +126,17 @@ def _hint_at_trouble(trouble: Trouble) -> _Hint:
 
 
 def _find_hint(
-    logs: Sequence[RankLog], kinds: Sequence[FailureKind], ends: Sequence[End], numbers: Sequence[WorkFinding]
+    logs: Sequence[RankLog],
+    kinds: Sequence[FailureKind],
+    ends: Sequence[End],
+    numbers: Sequence[WorkFinding],
+    unranked: Sequence[RankLog],
 ) -> _Hint | None:
     """Return the strongest hint on a rank to check first; None if there is none.
 
-    Hints by strength: the first failure, sequence numbers, a rank that all others complain of, the end of a log. A
-    failure of ranks that have joined a collective is not the reason why another rank has not joined it.
+    Hints by strength: the first failure, sequence numbers, a failure without a rank if only one rank has no timeout, a
+    rank that all others complain of, the end of a log. A failure of ranks that have joined a collective is not the
+    reason why another rank has not joined it.
     """
     first = find_first_failure(kinds, logs)
     pointing = next((finding for finding in numbers if finding.behind), None)
@@ -147,10 +153,20 @@ def _find_hint(
         why = f"its log shows the first failure: {_describe_failure(failure)}"
         return _Hint(_describe_first_failure(first), ids if are_few else (), why, settle)
     if pointing is not None:
-        settle = (
-            f"read {words.printable(pointing.source)} before that time, or dump its stack (`hangwatch dump --pid N`)"
+        return _Hint(
+            text=pointing.text,
+            ranks=pointing.behind,
+            why=pointing.why,
+            settle=f"read {words.printable(pointing.source)} before that time, or dump its stack "
+            "(`hangwatch dump --pid N`)",
         )
-        return _Hint(pointing.text, pointing.behind, pointing.why, settle)
+    unknown_failures = [
+        (failure, log.source) for log in unranked for failure in log.failures[:1] if not failure.of_others
+    ]
+    if len(unknown_failures) == 1 and (absent := next((finding for finding in numbers if finding.is_absent), None)):
+        (failure, source), *_ = unknown_failures
+        why = f"{absent.why}; one failure is of an unknown rank: {_describe_failure(failure)}"
+        return _Hint(why, absent.ranks, why, f"read {words.printable(source)} up to line {failure.number}")
     have_joined = any(finding.all_joined for finding in numbers)
     if lone := nccl_lines.find_lone_trouble(logs, ("self", "peer") if have_joined else ("self",)):
         return _hint_at_trouble(lone)
@@ -163,8 +179,7 @@ def _find_hint(
         return None
     why = f"its log ends at '{log_ends.shorten(behind.text)}', before the other logs"
     text = f"the log of {words.name_ranks(behind.ids)} ends before the other logs: {log_ends.describe_ends(ends)}"
-    settle = f"dump its stack (`hangwatch dump --pid N`): {_NOT_FLUSHED}"
-    return _Hint(text, behind.ids, why, settle, is_sure=False)
+    return _Hint(text, behind.ids, why, f"dump its stack (`hangwatch dump --pid N`): {_NOT_FLUSHED}", is_sure=False)
 
 
 def _find_silent(logs: Sequence[RankLog], kinds: Sequence[FailureKind]) -> _Hint | None:
@@ -260,13 +275,13 @@ def _evidence(logs: Sequence[RankLog], kinds: Sequence[FailureKind], ends: Seque
         text = f"{words.name_ranks(kind.ids)}{first}{_describe_time(kind.failure.moment)}"
         yield Evidence(kind="log_failure", message=f"{text}: {_describe_failure(kind.failure)}{blames}", ranks=kind.ids)
     if len(kinds) > SHOWN:
-        rest = [rank for kind in kinds[SHOWN:] for rank in kind.ids]
         yield Evidence(
-            kind="log_failure", message=f"{words.count(len(kinds) - SHOWN, 'other failure')}", ranks=tuple(rest)
+            kind="log_failure",
+            message=words.count(len(kinds) - SHOWN, "other failure"),
+            ranks=tuple(rank for kind in kinds[SHOWN:] for rank in kind.ids),
         )
     blamed = [log.id for log in logs if not log.failures]
-    few = 0 < TIMES_AS_MANY * len(blamed) <= len(logs) - len(blamed)
-    if few and all(kind.failure.of_others for kind in kinds):
+    if 0 < TIMES_AS_MANY * len(blamed) <= len(logs) - len(blamed) and all(kind.failure.of_others for kind in kinds):
         yield Evidence(
             kind="log_failure",
             message=f"no failure of {words.name_ranks(blamed)}; all others blame other ranks",

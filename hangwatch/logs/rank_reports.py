@@ -27,6 +27,7 @@ class WorkFinding(NamedTuple):
     """A sentence about the numbers in logs. `behind` are the ranks to check first, `why` is the reason.
 
     `since` is the time of the timeout. `source` is the log of a rank that is behind. `all_joined` is true if none is.
+    `is_absent` is true if the lines of one rank are missing, and it is `ranks`.
     """
 
     text: str
@@ -36,6 +37,7 @@ class WorkFinding(NamedTuple):
     since: Moment | None = None
     source: str = "its log"
     all_joined: bool = False
+    is_absent: bool = False
 
 
 def compare_reports(works: Sequence[RankWork], groups: set[str], ranks: Collection[int]) -> Iterator[WorkFinding]:

@@ -20,7 +20,7 @@ def test_known_hang_gets_its_verdict(case: dict[str, Any]) -> None:
     assert (verdict.kind, [rank.rank for rank in verdict.named]) == (case["kind"], case.get("named", [])), said
     assert [rank.rank for rank in verdict.check_first] == case.get("check_first", []), said
     assert verdict.confidence.value == case.get("confidence", verdict.confidence.value), said
-    assert verdict.action.kind == case.get("action", "investigate"), verdict.action
+    assert verdict.action.kind == case.get("action", "investigate"), f"state `action` in the case: {verdict.action}"
     for words in case.get("mentions", ()):
         assert words in said, f"{words!r} is not in:\n{said}"
     assert "{" not in verdict.message and "  " not in verdict.message

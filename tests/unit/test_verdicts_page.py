@@ -114,4 +114,4 @@ def test_rules_over_nodes_give_way_to_the_kinds_that_the_kernel_shows() -> None:
     by_kernel = "|".join(sorted(kind for kind, row in kinds.load().items() if row.by_kernel))
     assert set(
         re.findall(r'verdict=~"([^"]*)"', (DOCS.parent / "deploy/prometheus/hangwatch.rules.yaml").read_text())
-    ) == {by_kernel}
+    ) == {by_kernel}, f'write verdict=~"{by_kernel}" in hangwatch.rules.yaml, in each place that lists these kinds'

@@ -42,10 +42,10 @@ class Settings(contract.Settings, frozen=True):
     """Time for which an event is a finding, and the XIDs to ignore."""
 
     recent_seconds: Annotated[
-        float, describe("time after an XID warning or a hung task during which it is a finding", 1.0, 604800.0)
+        float, describe("seconds for which an XID warning or a hung task is a finding", 1.0, 604800.0)
     ] = 3600.0
     critical_recent_seconds: Annotated[
-        float, describe("time after a critical XID or an SXID during which it is a finding", 1.0, 2592000.0)
+        float, describe("seconds for which a critical XID or an SXID is a finding", 1.0, 2592000.0)
     ] = 86400.0
     ignored_xids: Annotated[tuple[int, ...], describe("XIDs that are only counted: they are never a finding")] = ()
 

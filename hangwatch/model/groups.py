@@ -344,7 +344,7 @@ class Grouping(Value, frozen=True, dict=True, gc=True):
 
     @property
     def unanswered(self) -> tuple[range, ...]:
-        """Absent ranks that were queried. In a grouping of one node: between its lowest and its highest rank."""
+        """Absent ranks that were queried. On one node, these are between its lowest and its highest rank."""
         if not self._is_one_node():
             return self.absent
         known = sorted(self._known)

@@ -178,11 +178,10 @@ class Job(Value, frozen=True):
     operator (Slurm's job name, the PyTorchJob). `program` is the script that its ranks run. Both are bounded, of plain
     characters, and used only as words in messages.
 
-    Owner: the kernel reports `owner`; `user` is the name of the user id by the host's name service, `uid N` until that
-    answers, None in a pod. `uid` is the user id of all ranks on this
-    node. It is None if they differ, if a rank is a setuid program, or in a pod, where user ids are not those of the
-    node. `share` is the key of the per-user limits: the owner, and the pod or container if the owner alone is too
-    coarse.
+    Owner: the kernel reports `owner`. `user` is the name of the user id by the host's name service, `uid N` until that
+    answers, None in a pod. `uid` is the user id of all ranks on this node. It is None if they differ, if a rank is a
+    setuid program, or in a pod, where user ids are not those of the node. `share` is the key of the per-user limits:
+    the owner, and the pod or container if the owner alone is too coarse.
 
     Ranks: `more_launcher_ids` are the launchers of its other pods or containers on this node. `holds_gpu`: the driver
     lists one of its ranks. `absent_local_ranks` should be on this node and have no process: [first, last] of each

@@ -1,4 +1,4 @@
-"""Ranks that sequence numbers name and the kernel holds in one call: frozen, whatever their GPUs draw. Pure.
+"""Ranks that are named by sequence numbers and blocked in one system call: they are frozen at any GPU power. Pure.
 
 At full power a GPU may run a kernel that only waits. A rank that does not return from one call on an object enqueues
 nothing, and no rank that waits for it completes anything: a rank that tries its collective again does not progress.
@@ -33,8 +33,8 @@ def with_frozen_ranks(grouping: Grouping) -> Grouping:
 def _is_held(member: Member, processes: Collection[tuple[str | None, int | None]]) -> bool:
     """True if the main thread never returned from one call: open() of a FIFO, or a wait for a lock or stopped helpers.
 
-    A file may be read from a slow mount, and the process behind a pipe may work: these calls prove nothing. Nor does a
-    wait for a lock of which the holder works.
+    A file may be read from a slow mount, and the process behind a pipe may work: these calls prove nothing. A wait for
+    a lock proves nothing if the holder of the lock works.
     """
     call, holder, use = member.kernel.call, lock_holder(member), member.usage
     if use.switches_per_second != 0.0 or (use.cpu_ratio or 0.0) > _ASLEEP_RATIO:

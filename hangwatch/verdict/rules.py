@@ -323,8 +323,7 @@ RULES: tuple[Rule, ...] = (
     ),
     _make_outside_rule(
         "wait for their GPU, but hold the GIL, and none of their threads waits for the GIL (weaker: extensions may "
-        "hold the "
-        "GIL while they wait)",
+        "hold the GIL while they wait)",
         lambda group: group.waits_for == "gpu" and group.holds_gil and not wants_gil(group),
         ("ranks", "gpu"),
         Confidence.MEDIUM,

@@ -246,8 +246,8 @@ def waits_for(group: Group) -> str:
     """Return the kind of wait of a group: "ranks", "gpu", "lock", "thread", "nothing" or "unknown".
 
     It is "nothing" if the group runs Python code in an unknown function, and "ranks" if the kernel shows that each rank
-    receives from another rank there. A sleep that the program itself has called is no wait for a GPU, in whichever
-    part of the program it is.
+    receives from another rank. A sleep that the program itself has called is not a wait for a GPU, in any part of the
+    program.
     """
     if group.waits_for == "unknown" and group.members and all(member.waits.asks_rank for member in group.members):
         return "ranks"

@@ -149,7 +149,7 @@ def _metrics(registry: CollectorRegistry, pool: ThreadPoolExecutor, is_gzipped: 
 
 
 class Prepared(NamedTuple):
-    """The valid settings and files of a server. `has_readers`: a browser may read incidents; it sends no token."""
+    """The valid settings and files of a server. `has_readers`: users may read incidents in a browser."""
 
     token: bytes | None
     rules: Rules

@@ -1,4 +1,4 @@
-"""The command that installs a package for the interpreter that runs hangwatch: a bare `pip` may be another one's."""
+"""The command that installs a package for hangwatch's interpreter. A bare `pip` may belong to another interpreter."""
 
 import os
 import sys

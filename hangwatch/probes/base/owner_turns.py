@@ -1,4 +1,4 @@
-"""Turns of owners of jobs where one thread works for all of them."""
+"""The order in which a shared thread works for the owners of jobs: they take turns."""
 
 import time
 from collections import Counter

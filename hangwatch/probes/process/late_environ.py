@@ -24,7 +24,7 @@ _HELPER_COMM = "pt_data_worker"
 
 
 class LateEnvironments:
-    """The candidates of a node, and the variables that each has set so far."""
+    """The processes of a node that may set their rank late, and the variables that each has set so far."""
 
     def __init__(self, proc_root: Path = PROC) -> None:
         self._root = proc_root
@@ -40,7 +40,8 @@ class LateEnvironments:
     ) -> dict[int, Process]:
         """Return the processes that have set variables, by pid, with all their variables.
 
-        `scanned` are processes of `may_set_rank`, and values that change at execve(2). Reading takes about `seconds`.
+        `scanned` are the processes for which `may_set_rank` is true, each with a value that changes at execve(2).
+        Reading takes about `seconds`.
         Owners take turns, and processes with a GPU come first.
         """
         now = time.monotonic()

@@ -1,4 +1,4 @@
-"""Collects the logs of ranks, launchers and the kernel that are in the sources beside stack dumps. Pure."""
+"""Collector of the logs of ranks, launchers and the kernel that are in the sources beside stack dumps. Pure."""
 
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence

@@ -1,4 +1,4 @@
-"""Divides the lines of a source by their prefixes. Each prefix has a stream of its own. Pure."""
+"""Streams of the lines of a source: one for each prefix. Pure."""
 
 import re
 from collections.abc import Callable, Iterable, Sequence

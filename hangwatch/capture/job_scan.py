@@ -22,14 +22,15 @@ from hangwatch.probes.process.process_scan import ProcessScan
 from hangwatch.probes.process.user_names import UserNames
 
 ENDPOINTS_PER_SCAN = 64
-_SECONDS_OF_ONLY_SCAN = 10.0
+_SECONDS_OF_SINGLE_SCAN = 10.0
 
 
 class JobScan:
     """The search for the jobs of this node. It remembers facts that never change.
 
     `processes` is the underlying scan of processes, for callers that need processes outside of jobs. `note_ranks` is
-    called with each rank and its share. The scan of a command `is_only`: it has more time, and remembers nothing.
+    called with each rank and its share. `is_single` is true for the scan of a command: it has more time, and does not
+    count connections.
     """
 
     def __init__(
@@ -37,15 +38,15 @@ class JobScan:
         proc_root: Path = procfs.PROC,
         limits: config.Jobs = DEFAULT_LIMITS,
         *,
-        is_only: bool = False,
+        is_single: bool = False,
         note_ranks: Callable[[Iterable[tuple[Process, str]]], None] | None = None,
     ) -> None:
-        self._proc_root, self._is_only, self._note_ranks = proc_root, is_only, note_ranks
-        seconds = max(limits.scan_budget_seconds, _SECONDS_OF_ONLY_SCAN if is_only else 0.0)
+        self._proc_root, self._is_single, self._note_ranks = proc_root, is_single, note_ranks
+        seconds = max(limits.scan_budget_seconds, _SECONDS_OF_SINGLE_SCAN if is_single else 0.0)
         self._limits = replace(limits, scan_budget_seconds=seconds)
         self.processes = ProcessScan(proc_root)
         self._endpoints: dict[ProcessId, str] = {}
-        self._asked: dict[ProcessId, int] = {}  # last scan that searched for its endpoint
+        self._searched: dict[ProcessId, int] = {}  # last scan that searched for its endpoint
         self._scans = 0
         self._seen = SeenConnections()
         self._libraries, self._wrappers = JobLibraries(proc_root), Wrappers(proc_root)
@@ -66,7 +67,7 @@ class JobScan:
         members, ancestors = self._node_numbers.remove(scanned)
         tables = sockets.Tables(self._proc_root)
         processes = self._wrappers.mark(self._store_addresses.add_to(members, tables))
-        self._endpoints = self._connected(processes, tables)
+        self._endpoints = self._find_endpoints(processes, tables)
         found_jobs = discovery.find_jobs(
             processes,
             sweep,
@@ -78,17 +79,16 @@ class JobScan:
             ancestors=ancestors,
         )
         jobs = self._libraries.add_to(found_jobs.jobs, self._limits.scan_budget_seconds / 4)
-        found_jobs = replace(found_jobs, jobs=self._user_names.add_to(jobs))
-        if not self._is_only:
-            jobs = self._seen.add_counts(found_jobs.jobs, tables, self._limits.scan_budget_seconds)
-            found_jobs = replace(found_jobs, jobs=jobs)
+        jobs = self._user_names.add_to(jobs)
+        if not self._is_single:
+            jobs = self._seen.add_counts(jobs, tables, self._limits.scan_budget_seconds)
         if self._note_ranks is not None:
-            shares = {rank.id: job.share for job in found_jobs.jobs for rank in job.ranks}
+            shares = {rank.id: job.share for job in jobs for rank in job.ranks}
             self._note_ranks((process, shares[process.id]) for process in processes if process.id in shares)
         unread = [NotMonitored(owner=owner, processes=count) for owner, count in self.processes.unread.items()]
-        return replace(found_jobs, left_out=user_limits.fold_by_owner([*found_jobs.left_out, *unread]))
+        return replace(found_jobs, jobs=jobs, left_out=user_limits.fold_by_owner([*found_jobs.left_out, *unread]))
 
-    def _connected(self, processes: Sequence[Process], tables: sockets.Tables) -> dict[ProcessId, str]:
+    def _find_endpoints(self, processes: Sequence[Process], tables: sockets.Tables) -> dict[ProcessId, str]:
         """Return {process: endpoint of its store} for the processes that need an endpoint.
 
         A scan searches for at most `ENDPOINTS_PER_SCAN` new endpoints, in limited time. Owners take turns. For each
@@ -99,12 +99,14 @@ class JobScan:
         self._scans += 1
         ports = {process.id: port for process in processes if (port := needs_endpoint(process)) is not None}
         endpoints = {process: self._endpoints[process] for process in ports if process in self._endpoints}
-        self._asked = {process: scan for process, scan in self._asked.items() if process in ports}
-        new = [process for process in processes if process.id in ports and process.id not in endpoints]
-        new.sort(key=lambda process: self._asked.get(process.id, 0))
+        self._searched = {process: scan for process, scan in self._searched.items() if process in ports}
+        new = sorted(
+            (process for process in processes if process.id in ports and process.id not in endpoints),
+            key=lambda process: self._searched.get(process.id, 0),
+        )
         in_turn = owner_turns.order_by_turns((owners.owner_of(process).share, process.id) for process in new)
         for _, process in in_turn[:ENDPOINTS_PER_SCAN]:
-            self._asked[process] = self._scans
+            self._searched[process] = self._scans
             endpoint = sockets.store_endpoint(process.pid, ports[process], tables)
             if endpoint is not None:
                 endpoints[process] = endpoint

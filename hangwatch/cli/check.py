@@ -149,7 +149,7 @@ def _run(
         sweep = gpus.wait_for_sweep(FIRST_SWEEP_SECONDS)
         node = Node(
             gpus=gpus,
-            jobs=JobScan(limits=settings.jobs, is_only=True).find(sweep, host.node_name()).jobs,
+            jobs=JobScan(limits=settings.jobs, is_single=True).find(sweep, host.node_name()).jobs,
             state_directory=Path(settings.store.directory),
             dump_after_seconds=settings.dump_after_seconds,
             shell_pid=os.getppid(),

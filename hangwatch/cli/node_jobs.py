@@ -38,7 +38,7 @@ def jobs_of_pids(pids: tuple[int, ...], sweep: GpuSweep | None, limits: config.J
     missing = [pid for pid in pids if not procfs.read_state(pid)]
     if missing:
         raise InputError(f"--pid {missing[0]}: no such process")
-    scan = JobScan(limits=limits, is_only=True)
+    scan = JobScan(limits=limits, is_single=True)
     found_jobs = scan.find(sweep, host.node_name())
     all_jobs = (*found_jobs.jobs, *found_jobs.engines)
     started = {pid: [job for job in all_jobs if _has_started(pid, job)] for pid in pids}
@@ -90,7 +90,7 @@ def find_jobs(wanted: str | None, sweep: GpuSweep | None, limits: config.Jobs, *
     With `every`, for a dump of many nodes, return all jobs with this id, key or name; there may be none. The job is
     then selected after all nodes have responded.
     """
-    scan = JobScan(limits=limits, is_only=True).find(sweep, host.node_name())
+    scan = JobScan(limits=limits, is_single=True).find(sweep, host.node_name())
     for left_out in scan.left_out:
         click.echo(f"not monitored {left_out}: exceeds a limit in [jobs], see `hangwatch config --sample`", err=True)
     jobs = (*scan.jobs, *scan.engines)

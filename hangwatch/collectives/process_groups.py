@@ -159,11 +159,12 @@ def find_groups(by_key: Mapping[int, Member], world_size: int | None) -> list[Pr
     for library, name, by_member in namesakes:
         opened = {rank: find_open(records) for rank, records in by_member.items()}
         waits = {rank: wait for rank, (wait, _) in opened.items() if wait is not None}
-        pairs = {rank: pair for rank, (_, pair) in opened.items() if pair}
-        if waits or pairs:
+        open_transfers = {rank: operations for rank, (_, operations) in opened.items() if operations}
+        if waits or open_transfers:
             members, is_whole = _find_members(by_member, by_key, world_size, are_numbered=are_numbered)
             transfers = {
-                rank: [_find_transfer(operation, members) for operation in pair] for rank, pair in pairs.items()
+                rank: [_find_transfer(operation, members) for operation in operations]
+                for rank, operations in open_transfers.items()
             }
             newest, completed = _find_numbers(by_member, waits, members, by_key)
             unknown = frozenset(members) - newest.keys() if waits else frozenset()

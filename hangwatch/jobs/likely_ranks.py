@@ -1,4 +1,4 @@
-"""Pure: processes that may be ranks of a job without a known launcher, such as the workers of an inference server."""
+"""Processes that may be ranks of a job without a known launcher, such as workers of an inference server. Pure."""
 
 from collections import Counter
 from collections.abc import Collection, Iterable
@@ -30,8 +30,7 @@ def find_likely_ranks(processes: Iterable[Process], gpu_pids: Collection[int]) -
 
 def find_ranks_below(pid: int, processes: Iterable[Process], gpu_pids: Collection[int]) -> list[int]:
     """Return the pids of the likely ranks among the descendants of a process. Empty if it holds a GPU itself."""
-    processes = list(processes)
-    tree = Tree(processes)
+    tree = Tree(list(processes))
     parent = tree.get(pid)
     if parent is None or pid in gpu_pids:
         return []

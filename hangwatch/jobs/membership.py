@@ -16,10 +16,9 @@ from hangwatch.model import GpuSample, Process, ProcessId, Waiting
 class Membership(NamedTuple):
     """The processes of one job. A member without a rank slot is a rank that is known only by its order of start.
 
-    A membership without members is a launcher (`launcher_process`) without ranks; `waiting` has its options.
-    `engine`: the members are workers of the inference engine of this name.
-    `more_launcher_processes` are the launchers of the other parts of the job. `has_places` is false if the order of
-    start says nothing about ranks.
+    A membership without members is a launcher (`launcher_process`) without ranks; `waiting` has its options. `engine`
+    is the name of the inference engine for which the members work. `more_launcher_processes` are the launchers of the
+    other parts of the job. `has_places` is false if the order of start says nothing about ranks.
     """
 
     launcher: str
@@ -54,8 +53,7 @@ def claim_order(
 ) -> tuple[int, ...]:
     """Return the sort key of a job among jobs that claim the same name or rank slot. The best claim comes first.
 
-    A job that the driver lists on a GPU has the best claim, then a job that is connected to a store, then the
-    oldest.
+    A job that the driver lists on a GPU has the best claim, then a job that is connected to a store, then the oldest.
     """
     connected = any(process.id in endpoints for process, _ in membership.members)
     return not holds_gpu(membership, samples), not connected, membership.began_ticks, membership.processes[0].id.pid
@@ -91,14 +89,13 @@ def join_parts(
 class _Run:
     """The jobs that claim to be one run. The job with the best claim comes first.
 
-    A user can create thousands of jobs that claim the same rank. `_having` avoids comparing each of them with each
-    other one. It maps a rank, an owner or a set of stores to the jobs that have it, as a bit set: bit n stands for
-    job n.
+    A user can create thousands of jobs that claim the same rank. `_jobs` avoids comparing each job with all others. It
+    maps a rank, an owner or a set of stores to the jobs that have it, as a bit set: bit n stands for job n.
     """
 
     def __init__(self) -> None:
         self.parts: list[_Part] = []
-        self._having: defaultdict[Hashable, int] = defaultdict(int)
+        self._jobs: defaultdict[Hashable, int] = defaultdict(int)
 
     def place(self, membership: Membership, stores: frozenset[str]) -> None:
         """Add a part to the first job that has none of its ranks and shares its owner or its stores.
@@ -106,18 +103,20 @@ class _Run:
         If there is no such job, the part becomes a new job.
         """
         ranks = {rank_number(member) for member in membership.members}
-        taken = functools.reduce(operator.or_, (self._having[rank] for rank in ranks))
-        of_it = self._having[membership.owner] | (self._having[stores] if stores else 0)
-        fitting = of_it & ~taken
+        taken = functools.reduce(operator.or_, (self._jobs[rank] for rank in ranks))
+        related = self._jobs[membership.owner] | (self._jobs[stores] if stores else 0)
+        fitting = related & ~taken
         if fitting:
             number = (fitting & -fitting).bit_length() - 1
-            self._having[self.parts[number].stores] &= ~(1 << number)
+            self._jobs[self.parts[number].stores] &= ~(1 << number)
             self.parts[number].add(membership, ranks, stores)
         else:
-            number, first = len(self.parts), self.parts[0] if self.parts else None
-            self.parts.append(_Part(_second_claimant(membership, ranks, first) if first else membership, ranks, stores))
+            number = len(self.parts)
+            if self.parts:
+                membership = _add_note(membership, ranks, self.parts[0])
+            self.parts.append(_Part(membership, ranks, stores))
         for key in (*ranks, membership.owner, self.parts[number].stores):
-            self._having[key] |= 1 << number
+            self._jobs[key] |= 1 << number
 
 
 class _Part:
@@ -136,12 +135,9 @@ class _Part:
         """Return the processes of all parts as one membership."""
         first = self.memberships[0]
         members = sorted((member for membership in self.memberships for member in membership.members), key=rank_number)
-        heads = tuple(
-            membership.launcher_process
-            for membership in self.memberships[1:]
-            if membership.launcher_process is not None
-        )
-        return first._replace(members=members, more_launcher_processes=heads) if len(self.memberships) > 1 else first
+        launchers = (membership.launcher_process for membership in self.memberships[1:])
+        more = tuple(launcher for launcher in launchers if launcher is not None)
+        return first._replace(members=members, more_launcher_processes=more) if len(self.memberships) > 1 else first
 
 
 def rank_number(member: tuple[Process, RankSlot | None]) -> int:
@@ -150,15 +146,15 @@ def rank_number(member: tuple[Process, RankSlot | None]) -> int:
     return -1 if slot is None else slot.rank
 
 
-def _second_claimant(membership: Membership, ranks: set[int], first: _Part) -> Membership:
-    shared, pid = words.fold(sorted(first.ranks & ranks)), first.memberships[0].members[0][0].id.pid
-    if not shared:
-        note = (
-            f"a separate job: it has the run name of pid {pid}, but hangwatch saw no store to which both are connected"
-        )
+def _add_note(membership: Membership, ranks: set[int], first: _Part) -> Membership:
+    """Return the membership with a note that says why it is not a part of the first job of its run."""
+    pid = first.memberships[0].members[0][0].id.pid
+    shared = words.fold(sorted(first.ranks & ranks))
+    if shared:
+        reason = f"another run of the same name already has ranks {shared} (pid {pid})"
     else:
-        note = f"a separate job: another run of the same name already has ranks {shared} (pid {pid})"
-    return membership._replace(notes=(note,))
+        reason = f"it has the run name of pid {pid}, but hangwatch saw no store to which both are connected"
+    return membership._replace(notes=(f"a separate job: {reason}",))
 
 
 def run_key(process: Process, slot: RankSlot) -> tuple[str, ...]:

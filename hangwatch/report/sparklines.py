@@ -30,13 +30,14 @@ def draw_power(incident: Incident, width: int) -> Iterator[str]:
     for series in incident.power[:_MAX_GPUS]:
         if series.watts:
             ranks = f" (local rank {words.fold(series.local_ranks)})" if series.local_ranks else ""
-            named = f"gpu {series.index}{ranks}"
-            now, levels = f" {series.watts[-1]:>5.0f} W now", _describe_levels(series)
+            name = f"gpu {series.index}{ranks}"
+            now = f" {series.watts[-1]:>5.0f} W now"
+            levels = _describe_levels(series)
             width_with_now = width - INDENT - len(now)
             width_with_levels = width_with_now - len(levels)
             fits = width_with_levels >= _SPARKS // 2  # else the levels go to the next line
             sparks = _draw_sparks(series.watts, top, width_with_levels if fits else max(width_with_now - 1, 1))
-            yield f"{named:<{INDENT - 1}} {sparks}{now}{levels}"
+            yield f"{name:<{INDENT - 1}} {sparks}{now}{levels}"
     if len(incident.power) > _MAX_GPUS:
         yield f"and {len(incident.power) - _MAX_GPUS} more GPUs: see report.html"
 

@@ -70,10 +70,10 @@ def with_thread(group: Group, name: str) -> Group:
     )
 
 
-def use_groups(rounds: Sequence[ProcessDump], recorder: RecorderFacts, table: activity.Table) -> bool:
-    """True if a thread that uses a process group was in no wait in the last round: a save in the background.
+def is_group_thread_busy(rounds: Sequence[ProcessDump], recorder: RecorderFacts, table: activity.Table) -> bool:
+    """True if a thread that uses a process group did not wait in the last round, as in a save in the background.
 
-    Other ranks may wait for it there.
+    Other ranks may wait for this thread.
     """
     users = {group.thread for library in recorder.libraries for group in library.groups} - {""}
     threads = [thread for thread in rounds[-1].threads if name_thread(thread) in users] if users else []

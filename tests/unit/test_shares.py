@@ -310,17 +310,19 @@ def test_unconnected_ranks_do_not_delay_the_query_of_others(tmp_path: Path, monk
     assert len({pid for asked in rounds for pid in asked}) == 201
 
 
-@pytest.mark.parametrize("is_only", [False, True])
-def test_asking_for_stores_ends_with_its_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_only: bool) -> None:
+@pytest.mark.parametrize("is_single", [False, True])
+def test_asking_for_stores_ends_with_its_budget(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_single: bool
+) -> None:
     """Stop reading connections at the time limit: one table may have 32 MiB. The only scan of a command has more time."""
     many = "".join(pod_rank(FIRST_FAKE + number, "aaaaaaaaaaaa", 30000 + number) for number in range(200))
     lay_out(f"1 (init) S parent=0 start=1\n{many}", tmp_path)
     limits = config.Jobs(scan_budget_seconds=2.0)
-    scan = JobScan(tmp_path, limits, is_only=is_only)
+    scan = JobScan(tmp_path, limits, is_single=is_single)
     scan.find(None, "node1")
     clock = count(0.0, 0.5)
     monkeypatch.setattr(look_module.time, "monotonic", lambda: next(clock))
-    assert len(asked_in(scan, monkeypatch)) in (range(16, 24) if is_only else range(1, 8))
+    assert len(asked_in(scan, monkeypatch)) in (range(16, 24) if is_single else range(1, 8))
 
 
 def test_known_pauses_of_a_pod_do_not_delay_pages_of_another_pod() -> None:

@@ -116,21 +116,21 @@ def findings(reports: Mapping[str, NodeReport], *, every_wording: bool = False) 
     has the most common message. With `every_wording`, each message is a separate finding.
     """
     nodes_of = list_by_key(
-        (said if every_wording else (said.check, said.status, said.reason), (node, said))
+        (result if every_wording else (result.check, result.status, result.reason), (node, result))
         for node, report in reports.items()
-        for said in report.checks
-        if said.status != "OK"
+        for result in report.checks
+        if result.status != "OK"
     )
-    return [_folded(saying) for saying in nodes_of.values()]
+    return [_fold_equal(results) for results in nodes_of.values()]
 
 
-def _folded(saying: Sequence[tuple[str, ReportedCheck]]) -> Finding:
-    wordings = Counter(said.message for _, said in saying)
+def _fold_equal(results: Sequence[tuple[str, ReportedCheck]]) -> Finding:
+    wordings = Counter(result.message for _, result in results)
     message, _ = wordings.most_common(1)[0]
-    said = next(said for _, said in saying if said.message == message)
+    first = next(result for _, result in results if result.message == message)
     others = len(wordings) - 1
     more = f" (and {words.count(others, 'similar message')}: --verbose)" if others else ""
-    return Finding.copy_from(said, nodes=tuple(sorted(node for node, _ in saying)), message=message + more)
+    return Finding.copy_from(first, nodes=tuple(sorted(node for node, _ in results)), message=message + more)
 
 
 def find_unreachable_ports(reports: Mapping[str, NodeReport]) -> list[Finding]:
@@ -221,22 +221,33 @@ def clock_findings(clocks: Iterable[ClockOffset]) -> list[Finding]:
 
 def absent_findings(replies: ReplyCollector[NodeReport]) -> list[Finding]:
     """Return findings about nodes that failed or did not respond."""
-    found = [Finding("answer", "UNKNOWN", "NoAnswer", why, "", tuple(sorted(nodes))) for why, nodes in replies.failed]
-    if replies.silent:
-        why = "did not respond by the deadline, or cannot be reached"
-        found.append(Finding("answer", "UNKNOWN", "Unanswered", why, "", tuple(sorted(replies.silent))))
-    return found
+    failed = [Finding("answer", "UNKNOWN", "NoAnswer", why, "", tuple(sorted(nodes))) for why, nodes in replies.failed]
+    if not replies.silent:
+        return failed
+    return [
+        *failed,
+        Finding(
+            check="answer",
+            status="UNKNOWN",
+            reason="Unanswered",
+            message="did not respond by the deadline, or cannot be reached",
+            remedy="",
+            nodes=tuple(sorted(replies.silent)),
+        ),
+    ]
 
 
 def sort_findings(unsorted_findings: Iterable[Finding]) -> list[Finding]:
     """Return the findings, sorted by severity (most severe first), then by check."""
-    return sorted(unsorted_findings, key=lambda one: (-_SEVERITY[one.status], one.check, one.reason, one.nodes))
+    return sorted(
+        unsorted_findings,
+        key=lambda finding: (-_SEVERITY[finding.status], finding.check, finding.reason, finding.nodes),
+    )
 
 
 def worst_status(listed_findings: Iterable[Finding]) -> Status:
     """Return the most severe status. Return OK if there is no finding."""
-    statuses: list[Status] = [one.status for one in listed_findings]
-    return max(statuses, key=_SEVERITY.__getitem__, default="OK")
+    return max((finding.status for finding in listed_findings), key=_SEVERITY.__getitem__, default="OK")
 
 
 def _nodes(nodes: Iterable[str]) -> str:

@@ -59,8 +59,12 @@ def next_step(finding: Finding, settle: str) -> str:
     if finding.kind == "CannotTell" and remedies and all(remedies):  # no process could be dumped
         return remedies[0]
     kind = kinds.find(finding.kind)
-    is_in_call = kind.job == "stuck" and finding.kind != "GpuBehind"
-    if group is not None and is_in_call and (look := look_at(group.members[0])):
+    if (
+        group is not None
+        and kind.job == "stuck"
+        and finding.kind != "GpuBehind"
+        and (look := look_at(group.members[0]))
+    ):
         return look
     frozen = [member for group in finding.others for member in group.members if member.waits.frozen_cgroup]
     if finding.kind == "Suspended" and frozen:
@@ -137,7 +141,7 @@ def _look_at_line(group: Group, member: Member) -> str:
 
 
 def _object_of_call(call: KernelCall, wchan: str, member: Member) -> str:
-    """Return the step for the object of a call of a rank or its worker; "" if only the rank itself has the other end.
+    """Return the step for the object of a call of a rank or its worker; "" if it is unknown.
 
     `wchan` is the kernel function in which the call sleeps, if known.
     """
@@ -151,14 +155,18 @@ def _object_of_call(call: KernelCall, wchan: str, member: Member) -> str:
         return f"ask what blocks it: `hangwatch check storage --path {path}`{on}"
     if call.child_pid is not None:
         return f"look at its child {call.child_pid} ({call.child_comm}): `hangwatch dump --pid {call.child_pid}`"
-    if len(call.behind) != 1 or (call is member.kernel.call and call.behind[0].other_pid == member.id.pid is not None):
+    if len(call.behind) != 1:
         return ""
+    if call is member.kernel.call and call.behind[0].other_pid == member.id.pid is not None:
+        return (
+            "find what should answer: a process that has ended, "
+            f"or a thread of this rank: `hangwatch dump --stacks --pid {member.id.pid}`"
+        )
     return _target(call.behind[0])
 
 
 def _target(target: CallTarget) -> str:
-    if target.other_pid is not None:
-        pid = target.other_pid
+    if (pid := target.other_pid) is not None:
         return f"look at pid {pid} ({target.other_comm}), at the other end: `hangwatch dump --pid {pid}`"
     if target.kind == "connection":
         return f"look at {target.what}" + (", which is gone" if target.is_lost else ": does it respond?")

@@ -49,7 +49,7 @@ _Held: TypeAlias = dict[int, Connection]
 """The connections of a process by descriptor."""
 
 _NO_CALL = SystemCall(number=-1)
-"""The call of a process that is in none, or of which it may not be read: it waits for nothing."""
+"""Stands for the call of a process that is in no call, or in a call that may not be read: it waits for nothing."""
 
 
 class _Counted:
@@ -60,7 +60,10 @@ class _Counted:
         self._total = 0
 
     def total(self, held: Iterable[Connection], wanted: Collection[int] | None = None) -> int:
-        """Return the bytes that connections have carried since the first call. `wanted` selects inodes, None all."""
+        """Return the bytes that connections have carried since the first call.
+
+        `wanted` are the inodes that count; None counts all.
+        """
         now = {connection.inode: connection.carried_bytes or 0 for connection in held}
         if self._before is not None:
             grown = {inode: max(0, count - self._before.get(inode, 0)) for inode, count in now.items()}

@@ -29,7 +29,7 @@ _ANY_HOST = (bytes(4), bytes(16))  # the address of a socket that listens on all
 class JobSockets:
     """The sockets, pipes and files of a job's processes during one capture.
 
-    * `rank_of` has the pid of the rank of each rank and worker, `dumped` the processes of which stacks are taken.
+    * `rank_of` has the pid of the rank of each rank and worker, `dumped` the processes to dump.
     * `store_port` is the port of the job's store, None if unknown.
     * `inside` are the local ends of all connections of the job on this node, `ends` the same by rank, `rank_at` the
       rank of each.

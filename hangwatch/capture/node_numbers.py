@@ -19,7 +19,7 @@ from hangwatch.probes.process.live_environ import LiveEnvironments
 from hangwatch.probes.torch_recorder import threads
 from hangwatch.tables import launchers
 
-MOST_READ = 512  # processes of which a scan reads the threads
+MOST_READ = 512  # processes; a scan reads their threads
 
 
 class NodeNumbers:

@@ -23,7 +23,7 @@ from hangwatch.stacks import frames as stack_frames
 
 _MOST_STEPS = 4
 _MOST_PROCESSES = 64  # of one step
-_MOST_CHILDREN = 16  # of one rank, of which the calls are read
+_MOST_CHILDREN = 16  # of one rank; their calls are read
 _MOST_SEARCHED = 1024  # children of one rank, for the awaited pid
 _EVENTS = "anon_inode:[eventfd]"
 _OF_LIBRARIES = re.compile("gloo|pt_|nccl|cuda", re.IGNORECASE)  # names of threads of torch, gloo, NCCL and CUDA

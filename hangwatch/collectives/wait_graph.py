@@ -160,7 +160,7 @@ def build(
 
 
 def _find_threads(groups: Sequence[ProcessGroup], by_rank: Mapping[int, Member]) -> Iterator[tuple[int, str]]:
-    """Yield each rank of which one thread uses all groups in which others wait for it, with the name of that thread.
+    """Yield each rank with one thread that uses all groups in which others wait for the rank, and this thread's name.
 
     Ranks with an open operation of a thread are left out, because others may have to join that operation.
     """

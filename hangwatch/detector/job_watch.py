@@ -157,7 +157,7 @@ class JobWatch(Value, frozen=True):
 
     @property
     def gap(self) -> GapSuspicion | None:
-        """The gap between collectives because of which the job is suspected; None if its power decides."""
+        """The gap between collectives that made the job suspected; None if its power did."""
         return self.findings.gap
 
     @property

@@ -279,7 +279,7 @@ def load_summary(folder: Path) -> Summary:
 
 
 def _marker_line(kept: Summary) -> str:
-    """Return a sentence about an incident of which only the marker was written."""
+    """Return a sentence about an incident that has only its marker, without a report."""
     return f"{kept.verdict}: {kept.message} (hangwatch ended before it could write more than this line)"
 
 

@@ -26,7 +26,7 @@ class EngineWorkers(NamedTuple):
 
 
 def find_engine(process: Process, tree: Tree) -> str | None:
-    """Return the name of the engine of which this process is a worker; None for other processes.
+    """Return the name of the engine for which this process works; None for other processes.
 
     A title is taken from the comm, because a command line that was read before the title was set is kept.
     """

@@ -70,8 +70,8 @@ def _show_as_terminal(line: str) -> str:
 def _unwrap_json(line: str) -> list[str]:
     """Return the text lines in a JSON object: Docker's json-file, journalctl -o json, Cloud Logging, Python loggers.
 
-    An object may fill several lines: then one of these contains the text. A line may also be a whole export, of which
-    the records are read in the order of their times. Return any other line unchanged.
+    An object may fill several lines: then one of these contains the text. A line may also be a whole
+    export: its records are read in the order of their times. Return any other line unchanged.
     """
     member = _PATTERNS["text_member"].match(line)
     if not (member or line.startswith(("{", "[{"))):

@@ -138,7 +138,7 @@ FAMILIES = {
     "late_tasks": Family("Tasks that were due while their last run continued", ("task",), "counter"),
     "left_out": Family("Jobs, ranks and processes not monitored: exceeds a limit in [jobs]", ("owner", "what")),
     "unseen_ranks": Family(
-        "Ranks of which hangwatch cannot read a source, and why", (*_JOB, "source", "reason", "detail")
+        "Ranks with a source that hangwatch cannot read, and why", (*_JOB, "source", "reason", "detail")
     ),
     "store_up": Family("1 while incidents can be written to disk; jobs are monitored in any case"),
     "check_status": Family("Status of the check: 0 OK, 1 UNKNOWN, 2 WARNING, 3 CRITICAL", ("check",)),

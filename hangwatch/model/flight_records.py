@@ -167,7 +167,7 @@ class ProgressCounter(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def find_progressions(sorted_ranks: Iterable[int]) -> tuple[Progression, ...]:
-    """Return different ranks as progressions, of which each takes as many of the next ranks as it can."""
+    """Return different ranks as progressions. Each progression takes as many of the next ranks as it can."""
     progressions: list[Progression] = []
     for rank in sorted_ranks:
         first, last, step = progressions[-1] if progressions else (rank, rank, 1)

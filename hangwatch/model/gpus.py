@@ -15,7 +15,7 @@ class GpuName(Value, frozen=True):
 class GpuSample(GpuName, frozen=True):
     """One reading of one GPU. A field is None if this GPU does not have it, or if `faults` contains the reason.
 
-    `mig_uuids` are its MIG instances, of which each can have a job of its own.
+    `mig_uuids` are its MIG instances. Each can have a job of its own.
     """
 
     name: str | None = None

@@ -83,7 +83,7 @@ def measure_object(rounds: Sequence[ProcessDump]) -> float | None:
 def _list_growth(
     intervals: Sequence[tuple[ThreadCounters, ThreadCounters]], read: Callable[[ThreadCounters], float | None]
 ) -> list[float]:
-    """Return the growth of a counter in each interval at both ends of which it was read."""
+    """Return the growth of a counter in each interval with a reading at both ends."""
     pairs = ((read(first), read(last)) for first, last in intervals)
     return [max(0, last - first) for first, last in pairs if first is not None and last is not None]
 

@@ -1,4 +1,4 @@
-"""The ranks of which hangwatch lacks a source, and why: one list for `status`, metrics and `slow`. Pure."""
+"""The ranks with a source that hangwatch cannot read, and why: one list for `status`, metrics and `slow`. Pure."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal, TypeAlias
@@ -15,7 +15,7 @@ _NO_READING = Fault(subject="gpu", reason="NoReading", detail="the driver has no
 
 
 class Unseen(Value, frozen=True):
-    """The ranks of a job on this node of which hangwatch cannot read a source, for one reason.
+    """The ranks of a job on this node with a source that hangwatch cannot read, for one reason.
 
     `ranks` is their number. `reason` is the CamelCase word of the fault, `detail` its text, of the first of these
     ranks. "RecorderUnread" means that hangwatch does not know this version of PyTorch.

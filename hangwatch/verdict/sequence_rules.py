@@ -163,7 +163,7 @@ def _loops_without_ranks(group: Group, member: Member) -> bool:
 def _waits_in_itself(group: Group, member: Member, kind: str) -> bool:
     """True if only its own process can end a rank's wait, and each of its other Python threads waits for others, too.
 
-    It waits for one of its threads, or for a pipe or socket of which only its own process has the other end.
+    It waits for one of its threads, or for a pipe or socket with both ends in its own process.
     """
     if any(activity_table.find_activity(one.activity).waits_for not in {"lock", "thread"} for one in group.threads):
         return False

@@ -1,1 +1,1 @@
-"""The ground of all other probes: kernel files, processes, file systems, children with a deadline, turns of owners."""
+"""The base of all other probes: kernel files, processes, file systems, children with a deadline, order of owners."""

@@ -1,4 +1,4 @@
-"""Pure: the GPUs for which a driver call did not return, and the time at which each GPU is retried."""
+"""The GPUs for which a driver call did not return, and the time at which each GPU is retried. Pure."""
 
 from collections.abc import Collection, Mapping
 from typing import NamedTuple

@@ -26,7 +26,7 @@ RECORD_BYTES = 8192
 _FACILITY_BITS = 3  # the lower bits of the priority are the level, see syslog(2)
 MAX_RECORDS_PER_READ = 200_000
 COUNTED = ("xid", "sxid", "hung_task")
-"""The rows of kernel_lines.toml of which every line is counted."""
+"""The rows of kernel_lines.toml for which every line is counted."""
 
 LINES_KEPT = 512  # of each row, so that many lines of one row do not displace those of another
 MAY_READ = "run as root, or grant CAP_SYSLOG; in a container, mount /dev/kmsg and allow the device"

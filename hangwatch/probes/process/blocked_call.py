@@ -170,7 +170,7 @@ def follow_child(pid: int, call: SystemCall | None, proc_root: Path) -> SystemCa
 
 
 def _is_same(call: SystemCall, previous: SystemCall) -> bool:
-    """True if `call` is the same call as `previous`, of which only the first descriptors were kept."""
+    """True if `call` is the same call as `previous`, which has only its first descriptors."""
     kept = len(previous.descriptors)
     return (call.number, call.child, call.descriptors[:kept]) == (previous.number, previous.child, previous.descriptors)
 

@@ -21,7 +21,7 @@ from hangwatch.probes.process import proc_pid
 
 MOST_PROCESSES = 8
 _LISTED = 32
-_MOST_DESCRIPTORS = 1024  # of a process, of which the positions are read
+_MOST_DESCRIPTORS = 1024  # of a process; their positions are read
 _CHARACTERS = 200
 _NO_FILE = ("/dev/", "/memfd:")
 _CLOSED = ("pos:", "0", "flags:", f"{os.O_PATH:o}")  # a file that was closed meanwhile

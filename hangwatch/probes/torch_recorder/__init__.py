@@ -114,7 +114,7 @@ class Recorders:
     def _tell_unread(
         self, process: ProcessId, contents: dict[Library, RankRecords | Fault]
     ) -> dict[Library, RankRecords | Fault]:
-        """Return the contents, with a fault RecorderUnread only for backends of which the process has groups."""
+        """Return the contents, with a fault RecorderUnread only for backends with groups in this process."""
         read = {"gloo" if name == "gloo" else "nccl" for name, content in contents.items() if not _is_empty(content)}
         unread = frozenset() if "nccl" in read else threads.find_communicators(process, self._proc_root) - read
         for name, content in {**dict.fromkeys(unread), **contents}.items():

@@ -1,4 +1,4 @@
-"""Pure: read the registry of flight recorders that torch has from 2.15 on: backend name to recorder.
+"""Read the registry of flight recorders that torch has from 2.15 on: backend name to recorder. Pure.
 
 `c10d::getFlightRecorder` keeps it in libtorch_cpu (FlightRecorder.hpp). Only there are the recorders of backends that
 record through hooks, such as nccl2. The form is libstdc++'s `_Hashtable` (bits/hashtable.h): buckets, their number, the

@@ -1,4 +1,4 @@
-"""Pure: decode a flight recorder in the memory of a process, live or recorded.
+"""Decode a flight recorder in the memory of a process, live or recorded. Pure.
 
 The writer holds a mutex that no other process can take. So the counters are read before and after the records. Records
 that the writer may have touched in between are dropped. If the buffer itself moved, everything is read again.

@@ -1,4 +1,4 @@
-"""Pure: find the PyTorch libraries that a process has mapped, in /proc/PID/maps (proc_pid_maps(5))."""
+"""Find the PyTorch libraries that a process has mapped, in /proc/PID/maps (proc_pid_maps(5)). Pure."""
 
 import re
 from typing import NamedTuple

@@ -262,7 +262,7 @@ def _combine(kinds: Sequence[ThreadKind]) -> bool | None:
 
 
 class _Prefetched:
-    """Memory of a rank at one moment, of which some places have been read in advance.
+    """Memory of a rank at one moment. Some places have been read in advance.
 
     `wanted` are the places that were needed. A place is read only once.
     """

@@ -108,7 +108,7 @@ def _shared(verdict: Verdict, grouping: Grouping, leaves: Mapping[str, Leaf]) ->
 
 
 def _says_more(other_part: _Part, part: _Part) -> bool:
-    """True if `other_part` is better evidence than `part`: it has fewer ranks, all of which are in `part`.
+    """True if `other_part` is better evidence than `part`: it has fewer ranks, and all are in `part`.
 
     If both have the same ranks, a node is better. Of two parts of the same kind, the first by name is better.
     """

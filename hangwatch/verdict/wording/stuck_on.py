@@ -1,4 +1,4 @@
-"""Pure: the two short lines of a verdict: `stuck_on`, the call or line that blocks, and `next_step`, the first step."""
+"""The two short lines of a verdict: `stuck_on`, the call or line that blocks, and `next_step`, the first step. Pure."""
 
 import shlex
 

@@ -190,19 +190,20 @@ def split(line: str, file_id: RankId, labels: str = "") -> tuple[RankId, bool, s
     if rank is file_id and (stamp := _PATTERNS["stamp"].match(line)):
         rank, sure, rest = _split_start(line[stamp.end() :], file_id, labels if labels == "rank_label" else "")
         rest = line if rank is file_id else rest
-    if rank.is_numbered and rank is not file_id and (sure or not rest.startswith("[rank")):
-        inner = _PATTERNS["of_rank"].match(rest) if rank.rank is None and rest.startswith("[rank") else None
-        return (replace(rank, rank=int(inner.group(1))), True, rest[inner.end() :]) if inner else (rank, sure, rest)
     mark = _PATTERNS["mark"].search(rest, 0, _MARK_WITHIN) if "[" in rest else None
-    if mark is None or '"' in rest[: mark.start()] or "'" in rest[: mark.start()]:
+    before = rest[: mark.start()].strip() if mark else ""
+    if mark is None or '"' in before or "'" in before:
         return rank, sure, rest
-    if mark.group(2) and mark.group().startswith("[rank"):
-        if rank.local_rank is not None:
+    number, is_torchs = int(mark.group(1)), bool(mark.group(2)) and mark.group().startswith("[rank")
+    is_labelled = rank.is_numbered and rank is not file_id and sure
+    if is_torchs and not (is_labelled and before):  # the number of another prefix is then a local one
+        if rank is file_id and rank.local_rank is not None:
             return rank, sure, rest[mark.start() :]
-        return replace(rank, rank=int(mark.group(1))), True, rest[mark.end(2) :]
-    if rank.is_numbered or _PATTERNS["ends_in_prose"].search(rest[: mark.start()]):
+        local_rank = rank.rank if is_labelled and rank.rank not in (None, number) else rank.local_rank
+        return replace(rank, rank=number, local_rank=local_rank), True, rest[mark.end(2 if before else 0) :]
+    if rank.is_numbered or _PATTERNS["ends_in_prose"].search(before):
         return rank, sure, rest
-    return replace(rank, rank=int(mark.group(1))), True, rest
+    return replace(rank, rank=number), True, rest
 
 
 def _split_start(line: str, file_id: RankId, label_kind: str) -> tuple[RankId, bool, str]:

@@ -63,29 +63,28 @@ class Streams:
     def _feed(self, line: str, number: int) -> None:
         prefix = line[: line.find("]") + 1] if line.startswith("[") else ""
         reader = self._by_prefix.get(prefix)
-        if reader is not None and not line.startswith(":", len(prefix)):
+        if reader is not None and not line.startswith((":", " [rank"), len(prefix)):
             reader.feed(line[len(prefix) :], number)
             self._heading = None
             return
         if line.startswith("==> ") and line.endswith(" <=="):  # tail(1) of several files
             below = file_names.read_name(line.removesuffix(" <=="))
             self._unmarked = below if below.is_numbered else self._named.id
-        unmarked = self._unmarked
-        rank, sure, rest = line_prefixes.split(line, unmarked, self._labels)
-        if rank is not unmarked:
+        rank, sure, rest = line_prefixes.split(line, self._unmarked, self._labels)
+        if rank is not self._unmarked:
             self._heading = (rank, sure) if rest.rstrip().endswith(_CONTINUED) else None
         elif self._heading and _CONTINUES.match(line):
             rank, sure = self._heading
         else:
             self._heading = None
-        if rank is unmarked and (number_above := self._headings.follow(line)) is not None:
+        if rank is self._unmarked and (number_above := self._headings.follow(line)) is not None:
             rank = structs.replace(rank, rank=number_above)
         if (rank, sure) not in self._sources and len(self._sources) >= _MOST_STREAMS:
             if len(self._sources) == _MOST_STREAMS:
                 self._add_note(
                     f"{self._name}: more than {_MOST_STREAMS:,} prefixes; a further prefix is read as part of its line"
                 )
-            rank, sure, rest = unmarked, True, line
+            rank, sure, rest = self._unmarked, True, line
         if (rank, sure) not in self._sources:
             self._labels_are_ranks &= not (sure and rank.is_numbered)  # each label is that of a launcher
             reader = line_stream.Reader(self._interned, is_log=self._named.is_log)

@@ -192,7 +192,7 @@ def _find_idle(recorder: RankRecords, names: Mapping[int, str]) -> Iterator[tupl
     if is_complete and all(by_id.get(group_id) == name for group_id, name in names.items()):
         for status in statuses:
             if status.group_id not in names and status.last_completed == status.last_enqueued:
-                yield by_id[status.group_id], status.last_completed
+                yield by_id[status.group_id], max(0, status.last_completed)  # torch: -1 before the first
 
 
 def _find_completed(records: Sequence[FlightRecord]) -> int:

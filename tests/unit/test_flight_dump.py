@@ -698,6 +698,17 @@ def test_group_without_a_record_is_judged_by_the_count_of_torch(
     assert (answer.graph.pending[0].missing, answer.graph.pending[0].unknown) == (missing, unknown)
 
 
+def test_a_rank_that_has_never_used_the_group_is_checked_first() -> None:
+    """Torch's own count of a group without an operation is -1."""
+    dumps = {rank: recorder(rank, [WORLD], 0) for rank in (0, 1, 3)} | {2: recorder(2, [OWN[2]], 1)}
+    dumps[2]["pg_status"] = {
+        group: {f"last_{name}_collective": count for name in ("enqueued", "started", "completed")}
+        for group, count in (("0", -1), ("2", 1))
+    }
+    _, verdict = judged(dumps)
+    assert (verdict.kind, [one.rank for one in verdict.check_first]) == ("NotJoined", [2])
+
+
 DENIED = Fault(subject="pid 7", reason="PermissionDenied", detail="no right")
 UNDUMPED = Group(key="x", activity="unknown", fault=DENIED, members=(Member(id=RankId(rank=0)),))
 SCENE = build_scene(Grouping(groups=(UNDUMPED,)), None)

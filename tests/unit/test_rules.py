@@ -811,6 +811,8 @@ PEER = CallTarget(kind="connection", what="10.0.0.7 port 29500")
          "read() on a pipe connected to this process"),
         (KernelCall(name="poll", says="poll() on", rounds=1, descriptors=9, behind=(PEER,)), Signature.BLOCKED,
          "poll() on 10.0.0.7 port 29500 and 8 other descriptors"),
+        (KernelCall(name="poll", says="poll() on", rounds=1, descriptors=3, behind=(PEER, PEER)), Signature.BLOCKED,
+         "poll() on 10.0.0.7 port 29500 and 1 other descriptor"),
         (KernelCall(name="openat", says="openat() on", rounds=2, path="/mnt/x"), Signature.BLOCKED, "openat() on /mnt/x, in each of 2 rounds"),
         (KernelCall(name="wait4", says="wait4() for", rounds=1, child_pid=9, child_comm="ssh"), Signature.BLOCKED, "wait4() for its child 9 (ssh)"),
         (KernelCall(name="flock", says="flock() on", rounds=1, descriptors=1, file_lock=FileLock(path="/x.lock", holder_pid=9, holder_comm="rsync")), Signature.BLOCKED,

@@ -177,9 +177,9 @@ def describe_object(call: KernelCall, member: Member, ranks: Mapping[int, RankId
     """Return a system call of a rank with its file, peer, child or lock. `ranks` are those of its node, by pid."""
     if call.file_lock is not None:
         return f"{call.says} {call.file_lock.path}{_describe_holder(call.file_lock)}"
-    about = [_describe_target(one, member, ranks) for one in call.behind]
-    if call.descriptors > len(about) > 0:
-        about.append(words.count(call.descriptors - len(about), "other descriptor"))
+    about = [*dict.fromkeys(_describe_target(one, member, ranks) for one in call.behind)]
+    if call.descriptors > len(call.behind) > 0:
+        about.append(words.count(call.descriptors - len(call.behind), "other descriptor"))
     if call.path:
         about = [call.path]
     if call.child_pid is not None:
@@ -192,7 +192,7 @@ def blocked_call(member: Member, grouping: Grouping) -> str:
     call = member.kernel.call
     assert call is not None
     ranks = {one.id.pid: one.id for one in grouping.members if one.id.pid is not None and one.id.node == member.id.node}
-    about = [_blocking_object(one, call, member, ranks) for one in call.behind]
+    about = [*dict.fromkeys(_blocking_object(one, call, member, ranks) for one in call.behind)]
     if call.file_lock is not None:
         about = [f"{call.file_lock.path}{_describe_holder(call.file_lock)}"]
     elif call.child_pid is not None:

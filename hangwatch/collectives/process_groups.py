@@ -24,7 +24,7 @@ _MOST_MEMBERS = 1 << 20
 _get_number = attrgetter("number")
 _PEER = re.compile(r"^(?:send|recv) \d{1,7}(?:->|<-)(\d{1,7})$")
 # Beginnings of the names of operations that no member can complete before every member has launched them.
-_PROVING = ("all_", "_all_", "allreduce_", "reduce_scatter", "_reduce_scatter", "barrier")
+PROVING = ("all_", "_all_", "allreduce_", "reduce_scatter", "_reduce_scatter", "barrier")
 
 
 class Transfer(NamedTuple):
@@ -70,7 +70,7 @@ class ProcessGroup:
 
     def is_proving(self, operation: EnqueuedOperation) -> bool:
         """True if no member can complete this operation before every member has launched it."""
-        return self.enqueues_ahead and operation.operation.startswith(_PROVING)
+        return self.enqueues_ahead and operation.operation.startswith(PROVING)
 
     @cached_property
     def lowest_newest(self) -> int:

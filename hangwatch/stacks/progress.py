@@ -199,7 +199,8 @@ def _classify(seen: _Measurements, *, mount_holds_job: bool) -> Signature:
         return Signature.GONE
     if len(rounds) < 2:
         return Signature.UNKNOWN
-    if seen.is_in(STOPPED_STATES) or seen.waits.frozen_cgroup is not None:
+    # A tool that limits the CPU time of a process stops and continues it all the time.
+    if (seen.is_in(STOPPED_STATES) and not seen.main_rates.cpu_ratio) or seen.waits.frozen_cgroup is not None:
         return Signature.STOPPED
     if seen.is_in(BLOCKED_STATES) and _writes_back(rounds, seen.settings):
         return Signature.TRANSFERS

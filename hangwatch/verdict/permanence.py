@@ -5,7 +5,7 @@ Two captures that agree need no further wait: a page may be sent at once.
 
 from collections.abc import Iterator
 
-from hangwatch.collectives.process_groups import DEFAULT_GROUP, process_key
+from hangwatch.collectives.process_groups import DEFAULT_GROUP, PROVING, process_key
 from hangwatch.model import SIGNAL_STOPPED_STATE, Group, Grouping, Member, Motion, RankId, Signature, Verdict
 from hangwatch.stacks.frames import plain_name, short_path
 from hangwatch.verdict import kinds
@@ -40,7 +40,7 @@ def find_permanent(grouping: Grouping, verdict: Verdict) -> frozenset[RankId]:
         for _, member in members
         for recorder in member.recorder.libraries
         for records in recorder.groups
-        if any(operation.stays_open for operation in records.operations)
+        if any(each.stays_open and each.operation.startswith(PROVING) for each in records.operations)
     }
     suspects = (each for each in members if each[1].id in named)
     awaits_all = DEFAULT_GROUP in waited_in or not any(member.recorder.libraries for _, member in members)
@@ -73,9 +73,9 @@ def _only_waits(group: Group, member: Member) -> bool:
 def _cannot_move(group: Group, member: Member, *, awaits_all: bool) -> bool:
     """True if a signal has stopped a rank or every process that can end its call, or if it has ended and is awaited.
 
-    If it has ended without a trace, and flight recorders show no wait in a group of all ranks (not `awaits_all`), it
-    may have left when its work was done. Only an outsider can continue stopped processes. A tracer, a freezer or a
-    timeout may end other waits that look alike.
+    If it has ended without a trace, and flight recorders show no wait in a group of all ranks that needs each of them
+    (not `awaits_all`), it may have left when its work was done, as after its part of a gather. Only an outsider can
+    continue stopped processes. A tracer, a freezer or a timeout may end other waits that look alike.
     """
     if member.signature is Signature.STOPPED:
         is_free = member.waits.tracer is None and member.waits.frozen_cgroup is None

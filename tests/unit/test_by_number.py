@@ -535,13 +535,16 @@ def with_odd(
     others: str = "collective_wait",
     waited_in: str = WORLD,
     died: Died | None = None,
+    operation: str = "all_reduce",
 ) -> Grouping:
     """Return a grouping of rank 3, and all other ranks in a collective of a group, or another activity."""
     facts = {"kernel": kernel or KernelFacts(), "waits": waits_facts or Waits(), "died": died}
     odd = replace(samples.member(3), signature=signature, **facts)
     frames = (Frame(function=at, file="torch/utils/data/dataloader.py", line=9),)
     group = Group(key="odd", activity="unknown", members=(odd,), gone=signature is Signature.GONE, frames=frames)
-    recorded = standing(0, waits(6, waited_in) if waited_in and others == "collective_wait" else done(6)).recorder
+    is_open = waited_in and others == "collective_wait"
+    own = record(6, waited_in or WORLD, operation=f"gloo:{operation}", state="open" if is_open else "completed")
+    recorded = member(0, recorder(own)).recorder
     waiting = samples.waiting(rank for rank in range(8) if rank != 3)
     members = tuple(replace(one, recorder=recorded) for one in waiting.members)
     kind = activity_table.find_activity(others).waits_for
@@ -562,6 +565,7 @@ STOPPED, TRACED = KernelFacts(state="T"), KernelFacts(state="t")
 PERMANENT = {
     "gone": (with_odd(Signature.GONE), True),
     "gone, and the others wait in their own group": (with_odd(Signature.GONE, waited_in="7"), False),
+    "gone, and the others gather": (with_odd(Signature.GONE, operation="gather"), False),
     "gone, and no record shows the wait": (with_odd(Signature.GONE, waited_in=""), False),
     "died": (with_odd(Signature.GONE, waited_in="", died=Died(text="ValueError", detail="", unix_seconds=1.0)), True),
     "gone, while the others leave": (with_odd(Signature.GONE, others="leaving"), False),

@@ -81,7 +81,7 @@ class JobConnections:
         self._root, self._sys_root = proc_root, sys_root
         self._job = JobSockets(job, targets, proc_root, search_seconds)
         self._chains = WaitChains(self._job, {})
-        self.waits_for = self._chains.waits_for
+        self.waits_for, self.find_awaited = self._chains.waits_for, self._chains.find_awaited
         address, port = process_role.rendezvous(job.environ)
         self._is_store_on_loopback = is_loopback(address)
         self._store_endpoint = words.elided(f"{address}:{port}", _MOST_ENDPOINT_CHARACTERS)

@@ -132,11 +132,16 @@ class _Rounds:
         self.taken[-1].update(zip(targets, dumps, strict=True))
 
     def _leave_out_workers(self) -> None:
-        """Leave out the workers for which no rank waits, in this round and later ones."""
-        first, before = self.taken[-1], len(self.targets)
-        needless = {worker for rank in self.ranks for worker in self._find_needless(rank, first[rank.id])}
-        self.targets = [target for target in self.targets if target not in needless]
-        self.left_out, self._whole = before - len(self.targets), True
+        """Leave out the workers for which no dumped process waits, in this round and later ones."""
+        first, every = self.taken[-1], self.targets
+        needless = {worker.pid for rank in self.ranks for worker in self._find_needless(rank, first[rank.id])}
+        needless -= {dump.waits.file_lock.holder_pid for dump in first.values() if dump.waits.file_lock}
+        waiting = {target.pid for target in every} - needless
+        while waiting:
+            waiting = set[int]().union(*(self._around.find_awaited(pid, needless) for pid in waiting))
+            needless -= waiting
+        self.targets = [target for target in every if target.pid not in needless]
+        self.left_out, self._whole = len(every) - len(self.targets), True
 
     def _find_needless(self, rank: Rank, dump: ProcessDump) -> list[ProcessId]:
         """Return the workers of a rank that need no dump, if neither a child, a lock nor a worker is known to hold it.
@@ -150,8 +155,11 @@ class _Rounds:
         if call.workers or waits.awaited or waits.file_lock or waits.asks_rank:
             return []
         workers = [worker.id for worker in rank.workers]
-        is_collective = find_process_activity(dump.threads, table).doing.row.is_collective
-        if is_collective and dump.state == "S" and not waits.stuck_on:
+        if (
+            dump.state == "S"
+            and not waits.stuck_on
+            and find_process_activity(dump.threads, table).doing.row.is_collective
+        ):
             return workers
         if call.kind != "receives" or len(call.descriptors) != 1 or call.object == "socket":
             return []
@@ -171,8 +179,9 @@ def _notes(job: Job, request: CaptureRequest, rounds: _Rounds) -> tuple[str, ...
     """Return notes on what the dumps do not show, for the reader of the report."""
     notes, taken, settings = list(job.notes), rounds.taken, request.settings
     if rounds.left_out:
-        count = words.count(rounds.left_out, "worker")
-        notes.append(f"{count} for which no rank waits not dumped: `dump --all-processes` does")
+        notes.append(
+            f"{words.count(rounds.left_out, 'worker')} for which no rank waits not dumped: `dump --all-processes` does"
+        )
     workers = [len(rank.workers) for rank in job.ranks]
     left_out = sum(max(0, count - settings.max_workers_per_rank) for count in workers)
     if left_out:
@@ -182,8 +191,10 @@ def _notes(job: Job, request: CaptureRequest, rounds: _Rounds) -> tuple[str, ...
         )
     absent = sum(map(len, job.absent))
     if absent > rank_dumps.ABSENT_LISTED:
-        missing = words.count(absent, "local rank")
-        notes.append(f"{missing} should be here and have no process: the first {rank_dumps.ABSENT_LISTED} are listed")
+        notes.append(
+            f"{words.count(absent, 'local rank')} should be here and have no process: the first "
+            f"{rank_dumps.ABSENT_LISTED} are listed"
+        )
     if request.stop.is_set():
         notes.append(f"the capture was interrupted after {len(taken)} rounds: hangwatch was asked to stop")
     stopped = sorted(

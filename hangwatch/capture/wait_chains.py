@@ -198,6 +198,20 @@ class WaitChains(NamedTuple):
         """True if the main thread of a worker receives only from process `pid`."""
         return self.job.has_end(pid, self._find_ways_of_worker(worker))
 
+    def find_awaited(self, pid: int, workers: Set[int]) -> set[int]:
+        """Return the workers, of any rank, for which a thread of process `pid` waits.
+
+        Such a worker holds the lock that the thread needs, or has the other end of its pipe or Unix socket. At the
+        other end, workers that wait for orders of their rank do not count.
+        """
+        calls = [*filter(None, (self.job.read_call(pid), *self.job.thread_calls(pid).values()))]
+        awaited = [call.descriptors[0] for call in calls if call.kind == "locks"]
+        locks = (file_locks.find_awaited_lock(pid, descriptor, self.job.proc_root) for descriptor in awaited)
+        ways = frozenset[str]().union(*(self._find_ways(pid, call) for call in calls if call.kind == "receives"))
+        ends = (worker for worker in workers if self.job.has_end(worker, ways))
+        busy = {worker for worker in ends if not self.waits_for(worker, self.job.rank_of[worker])}
+        return busy | (workers & {lock.holder_pid for lock in locks if lock is not None})
+
     def _find_end_of(self, step: _Step) -> Awaited | None:
         """Return the end of a chain at this process, if its state, its call or its connections show it; else None."""
         state = procfs.read_state(step.pid, self.job.proc_root)

@@ -269,28 +269,45 @@ all_reduce()
 """
 
 
+HELD = "import fcntl, os, signal, sys\nheld = open(sys.argv[1], 'r+b', 0)\nfcntl.flock(held, fcntl.LOCK_EX)\n"
+HOLDS = f"{HELD}print(flush=True)\nsignal.pause()"
+AT_LOCK = "import fcntl, os\nheld = open(folder + '/../fifo', 'r+b', 0)\nready()\nfcntl.flock(held, fcntl.LOCK_EX)"
+WORKER_AT_LOCK = AT_WORKER.replace('"input()"', f"{HELD!r}, folder + '/../fifo'")
+OPENS = "import os, threading\nfifo = os.open(folder + '/../fifo', os.O_RDONLY)\n"
+THREAD_AT_PIPE = f"{OPENS}threading.Thread(target=os.read, args=(fifo, 1)).start()\n{IN_ALL_REDUCE}"
+
+
 @pytest.mark.parametrize(
-    ("other_rank", "all_processes", "left_out", "named"),
-    [(AT_WORKER, False, 1, [1]), (AT_FIFO, False, 2, [1]), (AT_SOCKET, False, 1, []), (AT_WORKER, True, 0, [1])],
+    ("other_rank", "calls", "all_processes", "dumped", "named"),
+    [
+        (AT_WORKER, ["read", "read"], False, [0, 1], [1]),
+        (AT_FIFO, ["read", "read"], False, [0, 0], [1]),
+        (AT_SOCKET, ["read", "read"], False, [0, 1], []),
+        (AT_WORKER, ["read", "read"], True, [1, 1], [1]),
+        (AT_LOCK, ["flock"], False, [1, 0], [1]),
+        (WORKER_AT_LOCK, ["read", "flock"], False, [1, 1], [1]),
+        (f"{OPENS}ready()\nos.read(fifo, 1)", ["read"], False, [1, 0], [1]),
+        (THREAD_AT_PIPE, ["futex"], False, [1, 0], []),
+    ],
 )
-def test_worker_for_which_no_rank_waits_is_dumped_only_on_request(
-    other_rank: str, all_processes: bool, left_out: int, named: list[int], tmp_path: Path
+def test_worker_for_which_no_process_waits_is_dumped_only_on_request(
+    other_rank: str, calls: list[str], all_processes: bool, dumped: list[int], named: list[int], tmp_path: Path
 ) -> None:
     os.mkfifo(tmp_path / "fifo")
-    with targets.started(tmp_path, STARTS_WORKER + IN_ALL_REDUCE, other_rank) as pids:
-        for pid, name in zip(pids, ("futex", "read"), strict=True):
+    first = STARTS_WORKER.replace('"input()"', f"{HOLDS!r}, folder + '/../fifo'") + "child.stdout.readline()"
+    with targets.started(tmp_path, first + IN_ALL_REDUCE, other_rank) as pids:
+        workers = [procfs.read_children(pid) for pid in pids]
+        for pid, name in zip((pids[0], pids[1], *workers[1]), ("futex", *calls), strict=True):
             targets.wait_for_call(pid, name)
-        workers = [procfs.read_children(pid)[0] for pid in pids]
-        targets.wait_for_call(workers[1], "read")
         ranks = tuple(
-            replace(rank, workers=(Worker(id=identity(worker), comm="pt_data_worker"),))
-            for rank, worker in zip(targets.job_of(pids).ranks, workers, strict=True)
+            replace(rank, workers=tuple(Worker(id=identity(worker), comm="pt_data_worker") for worker in its))
+            for rank, its in zip(targets.job_of(pids).ranks, workers, strict=True)
         )
-        look = targets.diagnosed(
-            targets.job_of(pids, ranks=ranks), targets.QUICK, activity.load(), all_processes=all_processes
-        )
-    dumped = [[(worker.pid, len(worker.rounds)) for worker in rank.workers] for rank in look.capture.ranks]
-    assert dumped == [[(workers[0], 2)] * (left_out < 1), [(workers[1], 2)] * (left_out < 2)]
+        job = targets.job_of(pids, ranks=ranks)
+        look = targets.diagnosed(job, targets.QUICK, activity.load(), all_processes=all_processes)
+    found = [[(worker.pid, len(worker.rounds)) for worker in rank.workers] for rank in look.capture.ranks]
+    assert found == [[(worker, 2) for worker in its[:most]] for its, most in zip(workers, dumped, strict=True)]
+    left_out = len(workers[0] + workers[1]) - sum(dumped)
     assert any(note.startswith(f"{left_out} worker") for note in look.capture.notes) == bool(left_out)
     assert [rank.rank for rank in look.verdict.named] == named
 

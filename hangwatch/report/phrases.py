@@ -140,8 +140,15 @@ def group_ids(group: Group) -> list[RankId]:
 
 
 def split_groups(grouping: Grouping, verdict: Verdict) -> tuple[tuple[Group, ...], frozenset[str]]:
-    """Return the groups by line, and the keys of those with a named rank, else of those with one to check first."""
-    groups = split_groups_by_line(grouping).groups
+    """Return the groups by line, and the keys of those with a named rank, else of those with one to check first.
+
+    Only the part of a group with the representative has its other threads: those of other ranks may be elsewhere.
+    """
+    with_threads = {group.members[0].id for group in grouping.groups}
+    groups = tuple(
+        part if part.members[0].id in with_threads else structs.replace(part, threads=())
+        for part in split_groups_by_line(grouping).groups
+    )
     ids = set(map(RankId.copy_from, verdict.named or verdict.check_first))
     return groups, frozenset(group.key for group in groups if any(member.id in ids for member in group.members))
 

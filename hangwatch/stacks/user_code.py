@@ -6,7 +6,7 @@ from functools import lru_cache
 
 from msgspec import structs
 
-from hangwatch.model import Frame, Group, Grouping, StackFacts, Thread
+from hangwatch.model import Frame, Group, Grouping, Member, StackFacts, Thread
 from hangwatch.stacks import activity_table
 from hangwatch.stacks import frames as stack_frames
 
@@ -129,22 +129,19 @@ def split_by_line(group: Group) -> tuple[Group, ...]:
     are_known = all(frame.line is not None for places in lines for frame in places)
     if not 1 < len(lines) <= _MOST_LINES or not are_known:
         return (group,)
-    parts = (
-        structs.replace(
-            group,
-            members=tuple(member for member in group.members if call_lines(member.stack) == places),
-            frames=at_lines(group.frames, places),
-        )
-        for places in lines
-    )
+    parts = (make_part(group, [one for one in group.members if call_lines(one.stack) == places]) for places in lines)
     ordered = sorted(parts, key=lambda part: (-part.size, part.members[0].id.sort_key()))
     return tuple(structs.replace(part, key=f"{part.key}-{number}") for number, part in enumerate(ordered))
 
 
-def at_lines(frames: Sequence[Frame], user_lines: Sequence[Frame]) -> tuple[Frame, ...]:
-    """Return the frames of one rank with the line numbers of another rank that is in the same functions."""
-    left, found = list(user_lines), []
-    for frame in frames:
+def make_part(group: Group, members: Sequence[Member]) -> Group:
+    """Return the group with only these members, and its frames with the line numbers of the first of them.
+
+    Only a part with the representative of the group has its workers: those of other ranks may be at other places.
+    """
+    left, found = list(call_lines(members[0].stack)), []
+    for frame in group.frames:
         same = bool(left) and frame.place == left[0].place
         found.append(structs.replace(frame, line=left.pop(0).line) if same else frame)
-    return tuple(found)
+    workers = group.workers if members[0].id == group.members[0].id else ()
+    return structs.replace(group, members=tuple(members), frames=tuple(found), workers=workers)

@@ -359,16 +359,9 @@ def is_between_two(group: Group) -> bool:
 
 
 def keep_members(group: Group, wanted: Callable[[Member], bool]) -> Group | None:
-    """Return the group with only the members for which `wanted` is true; None if there are none.
-
-    The frames of the returned group have the line numbers of its first member.
-    """
+    """Return the group with only the members for which `wanted` is true, see `make_part`; None if there are none."""
     members = tuple(filter(wanted, group.members))
-    if not members:
-        return None
-    is_same = members[0] is group.members[0]
-    frames = group.frames if is_same else user_code.at_lines(group.frames, user_code.call_lines(members[0].stack))
-    return structs.replace(group, members=members, frames=frames)
+    return user_code.make_part(group, members) if members else None
 
 
 def keep_groups(groups: Iterable[Group], wanted: Callable[[Member], bool]) -> list[Group]:

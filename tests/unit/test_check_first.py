@@ -44,6 +44,7 @@ from hangwatch.model import (
     Waits,
     WorkerCall,
 )
+from hangwatch.report import phrases
 from hangwatch.stacks import activity_table
 from hangwatch.verdict import recommendation
 from hangwatch.verdict.judge import judge
@@ -184,7 +185,7 @@ def test_rank_behind_gpu_without_power_history_supports_no_name() -> None:
 
 
 def test_line_is_that_of_the_rank_of_which_it_is_said() -> None:
-    """Show the line of the named rank. The lowest rank of its group is at another line."""
+    """Show the line of the named rank, and no stacks of another rank. The lowest rank of its group is elsewhere."""
     frames = [(Frame(function="read_part", file="shards.py", line=line),) for line in (10, 20)]
     alike = group(range(2), frames[0], "unknown", "unknown")
     members = tuple(
@@ -197,6 +198,10 @@ def test_line_is_that_of_the_rank_of_which_it_is_said() -> None:
     assert "shards.py:20" in told and "shards.py:10" not in told
     both = group_text.describe_suspects([replace(alike, members=members)])
     assert "shards.py:10 or 20" in both
+    stack = Stack(name="1 x pt_data_worker", frames=frames[0], activity="unknown")
+    whole = Grouping(groups=(replace(alike, members=members, threads=(stack,), workers=(stack,)),))
+    parts, _ = phrases.split_groups(whole, verdict)
+    assert [(part.threads, part.workers) for part in parts] == [((stack,), (stack,)), ((), ())]
 
 
 def test_groups_that_do_the_same_are_described_once() -> None:

@@ -19,8 +19,7 @@ from msgspec.structs import replace
 
 from hangwatch import config
 from hangwatch.capture import stack_limits
-from hangwatch.capture.request import CaptureRequest, NodePaths
-from hangwatch.capture.rounds import capture
+from hangwatch.capture.request import NodePaths
 from hangwatch.jobs import discovery
 from hangwatch.model import Capture, Fault, Job, ProcessDump, ProcessId, Rank, RankDump, Signature, Worker
 from hangwatch.probes.base import procfs
@@ -90,11 +89,8 @@ def test_every_rank_and_its_workers_in_every_round(tmp_path: Path) -> None:
     with ranks(tmp_path, 3, workers=2) as job:
         taken = targets.taken(job, observe_dump=lambda seconds, fault: seen.append(fault))
     assert (taken.rounds, taken.node, taken.world_size, taken.notes) == (2, "here", 16, ())
-    assert [(one.id.rank, one.id.local_rank, one.id.node, one.gone) for one in taken.ranks] == [
-        (8, 0, "here", False),
-        (9, 1, "here", False),
-        (10, 2, "here", False),
-    ]
+    ids = [(one.id.rank, one.id.local_rank, one.id.node, one.gone) for one in taken.ranks]
+    assert ids == [(8 + local_rank, local_rank, "here", False) for local_rank in range(3)]
     for rank in taken.ranks:
         assert [innermost(dump) for dump in rank.rounds] == ["train", "train"]
         assert [[innermost(dump) for dump in worker.rounds] for worker in rank.workers] == [["load", "load"]] * 2
@@ -155,11 +151,8 @@ def test_the_kernels_log_is_evidence_unless_it_is_turned_off(tmp_path: Path) -> 
     with targets.python(targets.SLEEPING, tmp_path) as pid:
 
         def report_lines(**more: bool) -> list[str]:
-            taken = diagnosed(
-                targets.job_of_pids([pid]),
-                replace(QUICK, rounds=1, **more),
-                paths=NodePaths(kernel_log=tmp_path / "kmsg"),
-            )
+            settings, paths = replace(QUICK, rounds=1, **more), NodePaths(kernel_log=tmp_path / "kmsg")
+            taken = diagnosed(targets.job_of_pids([pid]), settings, paths=paths)
             return [line.text for rank in taken.capture.ranks for line in rank.kernel_lines]
 
         assert report_lines() == [line]
@@ -179,12 +172,11 @@ def _once_after(count: int, call: object) -> object:
 
 def test_rank_in_unknown_code_is_seen_in_a_second_round(tmp_path: Path) -> None:
     settings = replace(QUICK, rounds=3)
+    needs_second_round = partial(second_round.find_reason, table=activity.load())
     with targets.python(targets.SLEEPING, tmp_path) as pid:
         targets.wait_for_state(pid, "S")
         job = targets.job_of_pids([pid])
-        look = diagnosed(
-            job, settings, rounds=1, needs_second_round=partial(second_round.find_reason, table=activity.load())
-        )
+        look = diagnosed(job, settings, rounds=1, needs_second_round=needs_second_round)
         asked = diagnosed(job, settings, rounds=1)
     assert (look.capture.rounds, asked.capture.rounds) == (2, 1)
 
@@ -267,8 +259,6 @@ code = "def all_reduce():\\n    lock.acquire()\\n    ready()\\n    lock.acquire(
 exec(compile(code, "torch/distributed/distributed_c10d.py", "exec"))
 all_reduce()
 """
-
-
 HELD = "import fcntl, os, signal, sys\nheld = open(sys.argv[1], 'r+b', 0)\nfcntl.flock(held, fcntl.LOCK_EX)\n"
 HOLDS = f"{HELD}print(flush=True)\nsignal.pause()"
 AT_LOCK = "import fcntl, os\nheld = open(folder + '/../fifo', 'r+b', 0)\nready()\nfcntl.flock(held, fcntl.LOCK_EX)"
@@ -457,15 +447,7 @@ def test_what_a_program_makes_of_its_stacks_fills_no_memory(tmp_path: Path) -> N
     """The process has 20 threads with 30 functions each. Each name has 4,000 characters, so py-spy prints 7 MB."""
     with targets.python(MANY_THREADS, tmp_path) as pid:
         job = targets.job_of_pids([pid])
-        found = [
-            capture(
-                job,
-                CaptureRequest(
-                    settings=QUICK, node="n1", rounds=2, **{} if most is None else {"kept_stacks_bytes": most}
-                ),
-            )
-            for most in (None, 400_000)
-        ]
+        found = [targets.taken(job), targets.taken(job, kept_stacks_bytes=400_000)]
     for seen, most_threads, least in ((found[0], 21, 21), (found[1], 10, 2)):
         for dump in seen.ranks[0].rounds:
             kept = [thread for thread in dump.threads if thread.frames]

@@ -17,7 +17,7 @@ from hangwatch.model import BLOCKED_STATES, STOPPED_STATES, AsksRank, Awaited, F
 from hangwatch.probes.base import procfs, pseudo_files, system_calls
 from hangwatch.probes.network import sockets
 from hangwatch.probes.network.sockets import Connection
-from hangwatch.probes.process import file_locks
+from hangwatch.probes.process import file_locks, shared_locks
 from hangwatch.probes.process.blocked_call import is_pipe_or_path
 from hangwatch.stacks import frames as stack_frames
 
@@ -202,14 +202,19 @@ class WaitChains(NamedTuple):
         """Return the workers, of any rank, for which a thread of process `pid` waits.
 
         Such a worker holds the lock that the thread needs, or has the other end of its pipe or Unix socket. At the
-        other end, workers that wait for orders of their rank do not count.
+        other end, workers that wait for orders of their rank, or at a lock for their turn to do so, do not count.
         """
         calls = [*filter(None, (self.job.read_call(pid), *self.job.thread_calls(pid).values()))]
         awaited = [call.descriptors[0] for call in calls if call.kind == "locks"]
         locks = (file_locks.find_awaited_lock(pid, descriptor, self.job.proc_root) for descriptor in awaited)
         ways = frozenset[str]().union(*(self._find_ways(pid, call) for call in calls if call.kind == "receives"))
         ends = (worker for worker in workers if self.job.has_end(worker, ways))
-        busy = {worker for worker in ends if not self.waits_for(worker, self.job.rank_of[worker])}
+        busy = {
+            worker
+            for worker in ends
+            if not self.waits_for(worker, self.job.rank_of[worker])
+            and shared_locks.awaited_address(worker, self.job.proc_root) is None
+        }
         return busy | (workers & {lock.holder_pid for lock in locks if lock is not None})
 
     def _find_end_of(self, step: _Step) -> Awaited | None:

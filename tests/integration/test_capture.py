@@ -265,6 +265,7 @@ AT_LOCK = "import fcntl, os\nheld = open(folder + '/../fifo', 'r+b', 0)\nready()
 WORKER_AT_LOCK = AT_WORKER.replace('"input()"', f"{HELD!r}, folder + '/../fifo'")
 OPENS = "import os, threading\nfifo = os.open(folder + '/../fifo', os.O_RDONLY)\n"
 THREAD_AT_PIPE = f"{OPENS}threading.Thread(target=os.read, args=(fifo, 1)).start()\n{IN_ALL_REDUCE}"
+IDLE_POOL = f"import multiprocessing, threading\npool = multiprocessing.Pool(2)\npool.map(abs, [0])\n{IN_ALL_REDUCE}"
 
 
 @pytest.mark.parametrize(
@@ -278,6 +279,7 @@ THREAD_AT_PIPE = f"{OPENS}threading.Thread(target=os.read, args=(fifo, 1)).start
         (WORKER_AT_LOCK, ["read", "flock"], False, [1, 1], [1]),
         (f"{OPENS}ready()\nos.read(fifo, 1)", ["read"], False, [1, 0], [1]),
         (THREAD_AT_PIPE, ["futex"], False, [1, 0], []),
+        (IDLE_POOL, ["futex"], False, [0, 0], []),
     ],
 )
 def test_worker_for_which_no_process_waits_is_dumped_only_on_request(
@@ -287,8 +289,10 @@ def test_worker_for_which_no_process_waits_is_dumped_only_on_request(
     first = STARTS_WORKER.replace('"input()"', f"{HOLDS!r}, folder + '/../fifo'") + "child.stdout.readline()"
     with targets.started(tmp_path, first + IN_ALL_REDUCE, other_rank) as pids:
         workers = [procfs.read_children(pid) for pid in pids]
-        for pid, name in zip((pids[0], pids[1], *workers[1]), ("futex", *calls), strict=True):
+        for pid, name in zip((*pids, *workers[1]), ("futex", *calls), strict=False):
             targets.wait_for_call(pid, name)
+        for worker in workers[1]:
+            targets.wait_until_blocked(worker)
         ranks = tuple(
             replace(rank, workers=tuple(Worker(id=identity(worker), comm="pt_data_worker") for worker in its))
             for rank, its in zip(targets.job_of(pids).ranks, workers, strict=True)

@@ -12,6 +12,7 @@ from hangwatch.verdict.scene import (
     Scene,
     asks_unknown_thread,
     count_ranks,
+    is_collective,
     keep_groups,
     keep_members,
     may_be_behind_gpu,
@@ -116,17 +117,26 @@ def died_first(scene: Scene) -> Sequence[Group]:
     )
 
 
+# Collectives that a rank may complete before the others join.
+_ENDS_EARLY = frozenset({"broadcast", "gather", "reduce", "scatter"})
+
+
 def _find_ended(scene: Scene) -> Sequence[Group]:
     """Return the ended ranks that no crash artifact acquits.
 
     Left out, if another rank waits for a file, a pipe or a peer outside of the job: ranks without crash artifacts. They
-    may have left when their work was done, and the others may wait for that rank.
+    may have left when their work was done, and the others may wait for that rank. They may also have left after their
+    part of a gather, if another rank is in no known wait for ranks.
     """
     waits = [member.waits for member in scene.stacked_members]
     is_other_outside = any(each.stuck_on or each.awaited or each.object == "file" for each in waits)
+    open_in = [group.operation for group in scene.stacked if is_collective(group)]
+    may_end_early = bool(open_in) and all(operation in _ENDS_EARLY for operation in open_in)
+    is_other_apart = any(waits_for(group) not in {"ranks", "gpu"} for group in scene.stacked)
+    may_have_left = is_other_outside or (may_end_early and is_other_apart)
 
     def may_have_died(member: Member) -> bool:
-        return not is_other_outside if member.died is None else not member.died.of_others
+        return not may_have_left if member.died is None else not member.died.of_others
 
     return keep_groups(scene.gone, may_have_died)
 
@@ -259,7 +269,8 @@ RULES: tuple[Rule, ...] = (
     Rule(
         kind="RankGone",
         description="have ended (or are a zombie) on a node that responds; no crash artifact blames another rank, and "
-        "no other rank waits for a file, a pipe or a peer outside of the job",
+        "no other rank waits for a file, a pipe or a peer outside of the job, or waits for no rank while others are in a "
+        "gather, reduce, scatter or broadcast",
         suspects=_find_ended,
         half_of="dumped",
         weigh=_weigh_gone,

@@ -826,6 +826,14 @@ def test_what_is_behind_a_call_is_said(call: KernelCall, signature: Signature, p
     assert clauses.describe_call(call, member, {13: member.id, 14: RankId(node="n1", rank=4, pid=14)}) == phrase
 
 
+@pytest.mark.parametrize(("operation", "is_named"), [("all_reduce", True), ("gather", False)])
+def test_ended_rank_may_have_left_after_its_part_of_a_gather(operation: str, *, is_named: bool) -> None:
+    waiting, apart = replace(group("collective_wait", range(2)), operation=operation), group("lock", range(2, 3))
+    ended = replace(group("unknown", range(3, 4)), gone=True)
+    verdict = judge(Grouping(groups=(waiting, apart, ended), world_size=4))
+    assert (verdict.kind == "RankGone") is is_named, verdict.message
+
+
 @pytest.mark.parametrize(
     ("state", "wchan", "is_silent"),
     [

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from hangwatch.collectives.process_groups import PROVING
 from hangwatch.model import BLOCKED_STATES, Confidence, Group, Member, Motion, Signature
 from hangwatch.stacks import activity_table, user_code
 from hangwatch.stacks.progress import GPU_IN_KERNEL_RATIO
@@ -130,8 +131,8 @@ def _find_ended(scene: Scene) -> Sequence[Group]:
     """
     waits = [member.waits for member in scene.stacked_members]
     is_other_outside = any(each.stuck_on or each.awaited or each.object == "file" for each in waits)
-    open_in = [group.operation for group in scene.stacked if is_collective(group)]
-    may_end_early = bool(open_in) and all(operation in _ENDS_EARLY for operation in open_in)
+    open_in = {group.operation or "" for group in scene.stacked if is_collective(group)}
+    may_end_early = not open_in.isdisjoint(_ENDS_EARLY) and not any(name.startswith(PROVING) for name in open_in)
     is_other_apart = any(waits_for(group) not in {"ranks", "gpu"} for group in scene.stacked)
     may_have_left = is_other_outside or (may_end_early and is_other_apart)
 
@@ -269,8 +270,8 @@ RULES: tuple[Rule, ...] = (
     Rule(
         kind="RankGone",
         description="have ended (or are a zombie) on a node that responds; no crash artifact blames another rank, and "
-        "no other rank waits for a file, a pipe or a peer outside of the job, or waits for no rank while others are in a "
-        "gather, reduce, scatter or broadcast",
+        "no other rank waits for a file, a pipe or a peer outside of the job, or waits for no rank while others are in "
+        "a gather, reduce, scatter or broadcast",
         suspects=_find_ended,
         half_of="dumped",
         weigh=_weigh_gone,

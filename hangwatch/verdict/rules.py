@@ -133,7 +133,7 @@ def _find_ended(scene: Scene) -> Sequence[Group]:
     is_other_outside = any(each.stuck_on or each.awaited or each.object == "file" for each in waits)
     open_in = {group.operation or "" for group in scene.stacked if is_collective(group)}
     may_end_early = not open_in.isdisjoint(_ENDS_EARLY) and not any(name.startswith(PROVING) for name in open_in)
-    is_other_apart = any(waits_for(group) not in {"ranks", "gpu"} for group in scene.stacked)
+    is_other_apart = any(waits_for(group) != "ranks" for group in scene.stacked)
     may_have_left = is_other_outside or (may_end_early and is_other_apart)
 
     def may_have_died(member: Member) -> bool:

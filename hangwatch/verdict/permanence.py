@@ -3,15 +3,27 @@
 Two captures that agree need no further wait: a page may be sent at once.
 """
 
+import math
 from collections.abc import Iterator
 
 from hangwatch.collectives.process_groups import DEFAULT_GROUP, PROVING, process_key
-from hangwatch.model import SIGNAL_STOPPED_STATE, Group, Grouping, Member, Motion, RankId, Signature, Verdict
+from hangwatch.model import (
+    SIGNAL_STOPPED_STATE,
+    EnqueuedOperation,
+    Group,
+    Grouping,
+    Member,
+    Motion,
+    RankId,
+    Signature,
+    Verdict,
+)
 from hangwatch.stacks.frames import plain_name, short_path
 from hangwatch.verdict import kinds
 from hangwatch.verdict.rules import has_crashed
 from hangwatch.verdict.sequence_rules import decide_by_records
 
+_SHORT_TIMEOUT_SECONDS = 300.0  # torch's own are 10 and 30 min
 # torch's DataLoader repeats its timed wait until data comes or a worker ends; with a timeout of the user it fails.
 _REPEATS = ("_try_get_data", "torch/utils/data/dataloader.py")
 
@@ -59,15 +71,21 @@ def find_permanent(grouping: Grouping, verdict: Verdict) -> frozenset[RankId]:
 def _only_waits(group: Group, member: Member) -> bool:
     """True if a rank waits for ranks, was measured to stand still, and has no other thread that works or enqueues.
 
-    A wait of another thread may have a timeout, which its stack does not show.
+    A wait of another thread may have a timeout, which its stack does not show. A program with a short timeout for its
+    group may catch the error and go on.
     """
     records = (records for recorder in member.recorder.libraries for records in recorder.groups)
     return (
         group.waits_for == "ranks"
         and member.signature.motion is Motion.FROZEN
-        and all(operation.by_main for each in records for operation in each.operations)
+        and all(_is_lasting(operation) for each in records for operation in each.operations)
         and member.stack.is_alone
     )
+
+
+def _is_lasting(operation: EnqueuedOperation) -> bool:
+    """True if the main thread enqueued the operation, and no short timeout ends it."""
+    return operation.by_main and (operation.timeout_seconds or math.inf) > _SHORT_TIMEOUT_SECONDS
 
 
 def _cannot_move(group: Group, member: Member, *, awaits_all: bool) -> bool:

@@ -595,25 +595,26 @@ def test_rank_that_is_not_named_is_not_permanent() -> None:
 
 
 @pytest.mark.parametrize(
-    ("enqueued_by", "alone", "waits_for", "signature", "permanent_ranks"),
+    ("enqueued_by", "alone", "waits_for", "signature", "timeout_ms", "permanent_ranks"),
     [
-        (7, {0, 1}, "ranks", Signature.BLOCKED, {0, 1}),
-        (7, {0}, "ranks", Signature.BLOCKED, set()),
-        (7, {1}, "ranks", Signature.BLOCKED, set()),
-        (8, {0, 1}, "ranks", Signature.BLOCKED, set()),
-        (7, {0, 1}, "gpu", Signature.BEHIND_GPU, set()),
-        (7, {0, 1}, "ranks", Signature.TRANSFERS, set()),
+        (7, {0, 1}, "ranks", Signature.BLOCKED, 600_000, {0, 1}),
+        (7, {0}, "ranks", Signature.BLOCKED, 600_000, set()),
+        (7, {1}, "ranks", Signature.BLOCKED, 600_000, set()),
+        (8, {0, 1}, "ranks", Signature.BLOCKED, 600_000, set()),
+        (7, {0, 1}, "gpu", Signature.BEHIND_GPU, 600_000, set()),
+        (7, {0, 1}, "ranks", Signature.TRANSFERS, 600_000, set()),
+        (7, {0, 1}, "ranks", Signature.BLOCKED, 75_000, set()),
     ],
-    ids=["", "1 has a thread", "0 has a thread", "a thread enqueues", "the GPU may work", "bytes move"],
+    ids=["", "1 has a thread", "0 has a thread", "a thread enqueues", "the GPU may work", "bytes move", "it times out"],
 )
 def test_cycle_by_sequence_numbers_is_permanent_if_ranks_only_wait(
-    enqueued_by: int, alone: set[int], waits_for: str, signature: Signature, permanent_ranks: set[int]
+    enqueued_by: int, alone: set[int], waits_for: str, signature: Signature, timeout_ms: int, permanent_ranks: set[int]
 ) -> None:
     """Rank 0 waits in its group for rank 1, which waits in the default group for rank 0.
 
     A rank that saves in a thread, or uses its GPU, may still enqueue the operation for which rank 0 waits.
     """
-    group = record(2, "1"), record(3, "1", state="open", thread_id=enqueued_by)
+    group = record(2, "1"), record(3, "1", state="open", thread_id=enqueued_by, timeout_ms=timeout_ms)
     read = recorder(record(2), *group), recorder(group[0], record(2), record(3, state="open"))
     facts = [RecorderFacts(libraries=merge_rounds([[one], [one]], {7: ""})) for one in read]
     first, second = (

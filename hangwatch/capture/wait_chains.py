@@ -25,6 +25,7 @@ _MOST_STEPS = 4
 _MOST_PROCESSES = 64  # of one step
 _MOST_CHILDREN = 16  # of one rank; their calls are read
 _MOST_SEARCHED = 1024  # children of one rank, for the awaited pid
+_STDIN = 0
 _EVENTS = "anon_inode:[eventfd]"
 _OF_LIBRARIES = re.compile("gloo|pt_|nccl|cuda", re.IGNORECASE)  # names of threads of torch, gloo, NCCL and CUDA
 _EVENT_LOOP = "run_forever"  # of asyncio/base_events.py
@@ -142,7 +143,8 @@ class WaitChains(NamedTuple):
             return [_Step(other, self._name("its worker", other), is_worker=True)] if is_worker else []
         if kind == "connection" or self.job.is_of_job(other):
             return [_Step(other, self._name("process", other))]
-        may_answer = (kind == "unix" or call.kind == "receives") and self.job.is_alive(other)
+        is_asked = kind == "unix" or call.descriptors[:1] == (_STDIN,)  # a person may answer there
+        may_answer = is_asked and self.job.is_alive(other)
         return [
             _Step(each, self._name("process", each), may_answer=may_answer)
             for each in (other, *procfs.read_children(other, self.job.proc_root))

@@ -358,9 +358,10 @@ def test_a_pipe_that_all_ranks_only_read_leads_to_none_of_them(tmp_path: Path) -
     assert member.waits.asks_rank is None
 
 
-def test_rank_that_reads_a_pipe_of_another_program_may_get_an_answer(tmp_path: Path) -> None:
+def test_rank_that_reads_its_standard_input_may_get_an_answer(tmp_path: Path) -> None:
     with spawn("sleep", "600") as other:
-        code = f"import os\npipe = os.open('/proc/{other.pid}/fd/1', os.O_RDONLY)\nready()\nos.read(pipe, 1)"
+        pipe = f"os.open('/proc/{other.pid}/fd/1', os.O_RDONLY)"
+        code = f"import os\nos.dup2({pipe}, 0)\nready()\nos.read(0, 1)"
         with targets.python(code, tmp_path) as pid:
             targets.wait_for_call(pid, "receives")
             (member,) = measured(targets.job_of_pids([pid]))

@@ -363,10 +363,7 @@ def _make_group(key: str, members: tuple[Member, ...], rank: _Rank, answer: _Las
 
 
 def _merge_workers(rank: RankDump, table: activity.Table) -> tuple[Stack, ...]:
-    """Return the stacks of a rank's worker processes. Equal stacks are one entry.
-
-    Workers for which the rank is measured to wait come first, then the most common stack.
-    """
+    """Return the stacks of a rank's workers, equal ones as one. Awaited workers come first, then the most common."""
     awaited = {pid for call in kernel_facts.list_calls(rank.rounds) for pid in call.workers}
     counted: dict[tuple[bool, tuple[stack_frames.Place, ...]], list[tuple[WorkerDump, Thread]]] = {}
     for worker in rank.workers:

@@ -94,7 +94,8 @@ def number_places(ranks_in: Mapping[Place, Collection[int]], unknown: Collection
     first_parts = {beginnings[place] for place in numbered_places}
     silent = [place for place in open_places if place not in numbered_places and beginnings[place] in first_parts]
     missing = {*range(len(numbered_places) + len(silent))} - {*numbered_places.values()}
-    if len(numbered_places) > 1 >= len(silent) == len(missing) and all(len(ranks) < 2 for ranks in ranks_in.values()):
+    hold_one = all(len(ranks) < 2 for ranks in ranks_in.values())
+    if hold_one and len(numbered_places) > 1 and len(silent) == len(missing) and len(missing) < 2:
         return numbered_places | dict(zip(silent, missing, strict=True))
     of_names = number_logs([place[0] for place in {**numbered_places, **dict.fromkeys(open_places)}])
     if any(of_names.get(place[0]) != rank for place, rank in numbered_places.items()):

@@ -163,13 +163,10 @@ def place(host: str, port: int) -> str:
 
 def fold(numbers: Iterable[int]) -> str:
     """Return numbers as ranges: "0-2,5" for 0, 1, 2, 5. Empty if there are no numbers."""
-    runs: list[list[int]] = []
-    for number in sorted(set(numbers)):
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    return fold_ranges(range(first, last + 1) for first, last in runs)
+    known = set(numbers)
+    firsts = sorted(number for number in known if number - 1 not in known)
+    lasts = sorted(number for number in known if number + 1 not in known)
+    return _fold_ends(zip(firsts, lasts, strict=True))
 
 
 def unfold(text: str) -> tuple[int, ...] | None:
@@ -186,7 +183,10 @@ def unfold(text: str) -> tuple[int, ...] | None:
 
 def fold_ranges(ranges: Iterable[range]) -> str:
     """Return ranges as `fold` does, without listing the numbers: range(0, 3) and range(5, 6) are "0-2,5"."""
-    ends = ((numbers.start, numbers.stop - 1) for numbers in ranges)
+    return _fold_ends((numbers.start, numbers.stop - 1) for numbers in ranges)
+
+
+def _fold_ends(ends: Iterable[tuple[int, int]]) -> str:
     return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in ends)
 
 

@@ -172,8 +172,9 @@ def _measure_rank(
     measured = progress.measure(
         rank, activities, settings, operations=operations, is_whole=is_whole, mount_holds_job=mount_holds_job
     )
-    moves_bytes = exceeds(measure_process(rank.rounds).io_bytes, settings.motion_io_bytes_per_second)
-    works_beside = moves_bytes and side_threads.is_group_thread_busy(rank.rounds, recorder, memory.table)
+    works_beside = side_threads.is_group_thread_busy(rank.rounds, recorder, memory.table) and exceeds(
+        measure_process(rank.rounds).io_bytes, settings.motion_io_bytes_per_second
+    )
     return _Rank(rank, activities, recorder, measured, works_beside)
 
 

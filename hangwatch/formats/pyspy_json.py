@@ -226,7 +226,8 @@ def _thread(thread: _PySpyThread, folder: str, *, is_main: bool) -> Thread:
         name=_cut(thread.thread_name) if thread.thread_name else None,
         thread_id="" if number is None else str(number),
         frames=_bounded([_frame(frame, folder) for frame in frames]),
-        active=thread.active,
+        # Without its number py-spy has not seen the state of a thread, and reports it as active.
+        active=None if thread.os_thread_id is None else thread.active,
         owns_gil=thread.owns_gil,
         is_main=is_main,
         installed_frames=min(_installed(frames), INNERMOST_FRAMES),

@@ -99,6 +99,14 @@ def test_runaway_recursion_and_floods_of_threads_are_bounded() -> None:
     assert threads[0].frames[-1].function == "<module>"
 
 
+@pytest.mark.parametrize(("os_thread_id", "active"), [(7, True), (None, None)], ids=["seen", "not seen"])
+def test_a_thread_is_active_only_if_its_state_was_seen(os_thread_id: int | None, active: bool | None) -> None:
+    """Without a pause py-spy does not see the states of threads up to CPython 3.10, and reports them as active."""
+    row = {**thread("MainThread", 7), "os_thread_id": os_thread_id, "active": True}
+    (read,) = pyspy_json.parse_json(json.dumps([row]), 7)
+    assert read.active is active
+
+
 def test_whole_paths_are_cut_to_the_package_or_the_program() -> None:
     """Shorten whole paths, which pystack prints."""
     frames = [

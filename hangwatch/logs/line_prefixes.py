@@ -19,6 +19,7 @@ from hangwatch.logs.failures import TEXTS
 from hangwatch.logs.rank_log import last_written
 from hangwatch.model import RankId
 
+_NOBODY = RankId()
 _LONGEST_HEADING = 160
 _LINES_AFTER_HEADING = 16
 _LINES_AFTER_SENTENCE = 4
@@ -62,9 +63,9 @@ def _show_as_terminal(line: str) -> str:
     line = TEXTS["escapes"].sub("", line[:LONGEST_LINE]) if "\x1b" in line or "[0m" in line else line
     if "\r" not in line:
         return line
-    last, nobody = last_written(line), RankId()
-    has_prefix = split(last, nobody)[0] is not nobody
-    return last if has_prefix or split(line, nobody)[0] is nobody else line
+    last = last_written(line)
+    has_prefix = split(last, _NOBODY)[0] is not _NOBODY
+    return last if has_prefix or split(line, _NOBODY)[0] is _NOBODY else line
 
 
 def _unwrap_json(line: str) -> list[str]:
@@ -130,9 +131,9 @@ def find_labels(head: Sequence[str]) -> str:
     """Return the name of the pattern of the lines' labels; "" if they have none.
 
     Labels are `N: ` (srun --label), `[N] ` (mpiexec -l) or `host: ` (pdsh, clush). In a stack dump, a label precedes a
-    line such as "Process 4711:". In a log, at least 90 % of the lines must begin with a number (`N: `, `rank N `) or a
-    pod (stern), and each label must occur twice on average. Loggers write `rank N` after the time: then only lines with
-    a time count.
+    line such as "Process 4711:". In a log, at least 90 % of the lines must begin with a number (`N: `, `rank N `), a
+    pod (stern) or a prefix with a rank (`[default2/rank2]:`), and each label must occur twice on average. Loggers write
+    `rank N` after the time: then only lines with a time count.
     """
     if any(label and label.group(1) not in {"Process", "Error"} for label in map(_PATTERNS["labelled"].match, head)):
         return "label"
@@ -140,7 +141,9 @@ def find_labels(head: Sequence[str]) -> str:
     stamped = [line[stamp.end() :] for line in written if (stamp := _PATTERNS["stamp"].match(line))]
     at_start = [label and label.group(label.lastindex or 0) for label in map(_PATTERNS["label_of_task"].match, written)]
     after_time = [label and label["rank"] for label in map(_PATTERNS["rank_label"].match, stamped)]
-    for pattern, of_lines in (("label", at_start), ("rank_label", after_time)):
+    plain = [line for line in written if _split_start(line, _NOBODY, "")[0] is _NOBODY]
+    within = [label and label["rank"] for label in map(_PATTERNS["rank_within"].match, plain)]
+    for pattern, of_lines in (("label", at_start), ("rank_label", after_time), ("rank_within", within)):
         labels = [label for label in of_lines if label]
         if len(labels) > 1 and len(labels) * 10 >= len(of_lines) * 9 and len(set(labels)) * 2 <= len(labels):
             return pattern
@@ -186,7 +189,7 @@ def split(line: str, file_id: RankId, labels: str = "") -> tuple[RankId, bool, s
     the beginning of NCCL's lines stay in the rest, and so does a mark that is part of a message. `labels` is the
     result of `find_labels`.
     """
-    rank, sure, rest = _split_start(line, file_id, labels if labels == "label" else "")
+    rank, sure, rest = _split_start(line, file_id, "" if labels == "rank_label" else labels)
     if rank is file_id and (stamp := _PATTERNS["stamp"].match(line)):
         rank, sure, rest = _split_start(line[stamp.end() :], file_id, labels if labels == "rank_label" else "")
         rest = line if rank is file_id else rest

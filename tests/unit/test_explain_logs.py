@@ -57,6 +57,9 @@ def backward(rank: int, step: int) -> str:
         ("[1,{}]<stdout>:", RankId(rank=7)),
         ("[default{}]:", RankId(local_rank=7)),
         ("[gpu-a12:{}]", RankId(node="gpu-a12", rank=7)),
+        ("[default0/rank{}]:", RankId(rank=7)),
+        ("[gpu-a12 rank:{}|step] ", RankId(rank=7)),
+        ("gpu-a12/rank{}> ", RankId(rank=7)),
     ],
 )
 def test_the_last_lines_are_folded_and_the_rank_behind_is_looked_at_first(prefix: str, of: RankId) -> None:

@@ -230,7 +230,8 @@ class ProcessDumper(NamedTuple):
         if answer.json is None:
             return (), answer
         try:
-            stacks = pyspy_json.parse_json(answer.json, procfs.read_inner_pid(target.pid, self.request.paths.proc_root))
+            inner = procfs.read_inner_pid(target.pid, self.request.paths.proc_root)
+            stacks = pyspy_json.parse_json(answer.json, inner, sees_states=inner == target.pid)
             room = self.stack_budget.rank_bytes if target in self.ranks else self.stack_budget.worker_bytes
             return stack_limits.fit_threads(stacks, room), answer
         except pyspy_json.DumpError as error:

@@ -130,17 +130,21 @@ OUTERMOST_FRAMES = 64
 LONGEST_NAME = 256  # characters of a function, a file or a thread: programs choose these names
 
 
-def parse_json(text: str | bytes, pid: int | None) -> tuple[Thread, ...]:
+def parse_json(text: str | bytes, pid: int | None, *, sees_states: bool = True) -> tuple[Thread, ...]:
     """Parse the output of `py-spy dump --json` (0.4) for one process, and return its threads.
 
     `pid` is the pid of the process in its own pid namespace. It identifies the main thread if py-spy gives no
-    names. Of more than 256 threads, the main thread and 255 others are kept. An empty thread after them has the
-    number of dropped threads. Raises DumpError if the text is not such a dump.
+    names. With `sees_states` py-spy ran in that namespace. From another one it reports each thread as active. Of more
+    than 256 threads, the main thread and 255 others are kept. An empty thread after them has the number of dropped
+    threads. Raises DumpError if the text is not such a dump.
     """
     raw_threads = _decode(text)
     main = _main_index(raw_threads, pid)
     folder = "" if main is None else _program_folder(raw_threads[main].frames)
-    threads = [_thread(thread, folder, is_main=index == main) for index, thread in enumerate(raw_threads)]
+    threads = [
+        _thread(thread, folder, is_main=index == main, sees_states=sees_states)
+        for index, thread in enumerate(raw_threads)
+    ]
     if len(threads) <= MOST_THREADS:
         return tuple(threads)
     threads.sort(key=lambda thread: not thread.is_main)
@@ -219,15 +223,15 @@ def _program_folder(frames: Sequence[_PySpyFrame]) -> str:
     return program.rpartition("/")[0] if program.startswith("/") else ""
 
 
-def _thread(thread: _PySpyThread, folder: str, *, is_main: bool) -> Thread:
+def _thread(thread: _PySpyThread, folder: str, *, is_main: bool, sees_states: bool) -> Thread:
     number = thread.thread_id if thread.os_thread_id is None else thread.os_thread_id
     frames = [frame for frame in thread.frames if frame.name != "<shim>"]
     return Thread(
         name=_cut(thread.thread_name) if thread.thread_name else None,
         thread_id="" if number is None else str(number),
         frames=_bounded([_frame(frame, folder) for frame in frames]),
-        # Without its number py-spy has not seen the state of a thread, and reports it as active.
-        active=None if thread.os_thread_id is None else thread.active,
+        # Without its number py-spy has not seen the state of a thread either, and reports it as active.
+        active=thread.active if sees_states and thread.os_thread_id is not None else None,
         owns_gil=thread.owns_gil,
         is_main=is_main,
         installed_frames=min(_installed(frames), INNERMOST_FRAMES),

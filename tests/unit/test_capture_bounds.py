@@ -36,7 +36,7 @@ FIRST = 5_000_000  # above the kernel's PID_MAX_LIMIT: our signals reach no proc
 
 def stacks(function: str, thread_id: int = 1, name: str | None = "MainThread") -> str:
     frame = {"name": function, "filename": "train.py", "line": 3}
-    return json.dumps([{"thread_name": name, "os_thread_id": thread_id, "frames": [frame]}])
+    return json.dumps([{"thread_name": name, "os_thread_id": thread_id, "active": True, "frames": [frame]}])
 
 
 class Node:
@@ -191,11 +191,14 @@ def test_a_dump_comes_with_what_the_kernel_says_of_the_process(tmp_path: Path) -
     assert abs(taken.started_unix_seconds + taken.duration_seconds - (tmp_path / "calls").stat().st_mtime) < 30
 
 
-def test_main_thread_is_found_by_the_pid_inside_the_pod(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("inner", "active"), [(77, None), (FIRST, True)], ids=["pod", "node"])
+def test_main_thread_is_found_by_its_own_pid_and_its_state_only_outside_of_pods(
+    tmp_path: Path, inner: int, active: bool | None
+) -> None:
     node = Node(tmp_path, ranks=1)
-    node.status(FIRST, inner=77)
-    (dump,) = node.take(node.pyspy(f"echo '{stacks('train', 77, None)}'")).ranks[0].rounds
-    assert [thread.is_main for thread in dump.threads] == [True]
+    node.status(FIRST, inner=inner)
+    (dump,) = node.take(node.pyspy(f"echo '{stacks('train', inner, None)}'")).ranks[0].rounds
+    assert [(thread.is_main, thread.active) for thread in dump.threads] == [(True, active)]
 
 
 def test_what_is_no_dump_is_a_fault_of_the_tool(tmp_path: Path) -> None:

@@ -278,8 +278,11 @@ def _name_rank(rank: RankId) -> str:
 
 def _folded(ranks: Sequence[RankId]) -> str:
     """Return several ranks as text. A long list follows the number of ranks, and is cut."""
-    local, pids = [rank.local_rank for rank in ranks], [rank.pid for rank in ranks]
-    known = {"ranks": [rank.rank for rank in ranks], "local ranks": local, "pids": pids}
+    known = {
+        "ranks": [rank.rank for rank in ranks],
+        "local ranks": [rank.local_rank for rank in ranks],
+        "pids": [rank.pid for rank in ranks],
+    }
     kind = next((kind for kind, numbers in known.items() if None not in numbers), "pids")
     folded = fold(number for number in known[kind] if number is not None)
     if kind != "pids" and len(folded) <= _LONGEST_FOLDED:

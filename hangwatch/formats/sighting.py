@@ -70,8 +70,7 @@ _DECODER = decoding.decoder(_Found)
 def make_sighting(incident: Incident) -> Sighting:
     """Return the sighting in an incident. Of the job's environment it has only SLURM_TOPOLOGY_ADDR."""
     environ = {name: value for name, value in incident.job.environ.items() if name == SWITCH_ADDRESS}
-    job = replace(incident.job, environ=environ, waiting=None)
-    return Sighting.copy_from(incident, job=job)
+    return Sighting.copy_from(incident, job=replace(incident.job, environ=environ, waiting=None))
 
 
 def make_grouped_dump(

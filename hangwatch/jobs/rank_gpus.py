@@ -60,8 +60,7 @@ def _granted(environ: Mapping[str, str], uuids: list[str], instances: Mapping[st
     All GPUs of the node if there are none.
     """
     names = [instances.get(name, name) for name in environ.get("NVIDIA_VISIBLE_DEVICES", "").split(",")]
-    inside = [uuid for uuid in uuids if uuid in names]
-    return inside or uuids
+    return [uuid for uuid in uuids if uuid in names] or uuids
 
 
 def _renumbered(environ: Mapping[str, str], names: list[str], uuids: list[str]) -> list[str]:

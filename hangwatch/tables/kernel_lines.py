@@ -77,8 +77,7 @@ def describe(name: str, line: str) -> str:
 
 @cache
 def _over() -> tuple[tuple[str, str, str], ...]:
-    rows = ((name, *row.over.partition("{}")[::2]) for name, row in load().items() if row.over)
-    return tuple(rows)
+    return tuple((name, *row.over.partition("{}")[::2]) for name, row in load().items() if row.over)
 
 
 def find_ended(line: str) -> list[tuple[str, str]]:

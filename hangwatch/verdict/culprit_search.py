@@ -194,8 +194,9 @@ def _name(finding: Finding) -> Finding:
 
 def _stand_apart(finding: Finding) -> tuple[Group, ...]:
     """Return other groups that may be late and are in no known wait. () if they have more ranks than the suspects."""
-    scene = finding.scene
-    apart = tuple(group for group in finding.others if waits_for(group) == "unknown" and scene.may_be_cause(group))
+    apart = tuple(
+        group for group in finding.others if waits_for(group) == "unknown" and finding.scene.may_be_cause(group)
+    )
     return apart if count_ranks(apart) <= len(finding.members) else ()
 
 

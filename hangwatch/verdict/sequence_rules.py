@@ -116,8 +116,7 @@ def _find_still_open(graph: WaitGraph) -> tuple[PendingOperation, ...]:
 
 def decide_by_records(grouping: Grouping) -> Answer:
     """Return the result of the flight recorders. If they show no pending operation, nothing is known."""
-    stance = stance_of(grouping)
-    answer = decide(wait_graph.build(grouping.members, stance, grouping.world_size))
+    answer = decide(wait_graph.build(grouping.members, stance_of(grouping), grouping.world_size))
     return answer if answer.graph.pending else Answer("Unknown")
 
 

@@ -61,8 +61,7 @@ def _held_by(holder: int, pid: int, path: str, proc_root: Path) -> FileLock | No
     comm = procfs.read_counters(holder, proc_root).comm
     if not comm or not _may_hold(holder, pid, path, proc_root):
         return None
-    shown = words.elided(path, LONGEST_PATH)
-    return FileLock(path=shown, holder_pid=holder, holder_comm=words.printable(comm))
+    return FileLock(path=words.elided(path, LONGEST_PATH), holder_pid=holder, holder_comm=words.printable(comm))
 
 
 def _may_hold(holder: int, pid: int, path: str, proc_root: Path) -> bool:

@@ -129,8 +129,7 @@ class Replies(ReplyCollector[GroupedDump]):
     """The replies of all nodes to `hangwatch dump --json --grouped`. `with_stacks`: they contain all stacks, too."""
 
     def __init__(self, *, with_stacks: bool = False) -> None:
-        read = _dump_with_stacks if with_stacks else _dump
-        super().__init__(read, _DUMPED)
+        super().__init__(_dump_with_stacks if with_stacks else _dump, _DUMPED)
         self.gathering = SightingCollector()
         self.without_job: list[str] = []
 

@@ -7,9 +7,10 @@ Opcodes and their arguments: pickletools in Python's library; the output of torc
 torch/csrc/jit/serialization/pickler.cpp.
 """
 
+import pickle
 import pickletools
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from hangwatch import words
@@ -36,11 +37,14 @@ _VALUES: dict[str, Callable[[bytes], object]] = {
 
 _COUNT_BYTES = {pickletools.TAKEN_FROM_ARGUMENT1: 1, pickletools.TAKEN_FROM_ARGUMENT4U: 4}
 _OPCODES = {
-    ord(opcode.code): (opcode.name, _COUNT_BYTES.get(size, size), size in _COUNT_BYTES)
+    ord(opcode.code): (opcode.name, _COUNT_BYTES.get(size, size), size in _COUNT_BYTES, _VALUES.get(opcode.name))
     for opcode in pickletools.opcodes
     for size in ([0] if opcode.arg is None else [opcode.arg.n])
 }
-"""The name of each opcode, the number of bytes after it, and True if these bytes are the number of further bytes."""
+"""The name of each opcode, the number of bytes after it, True if these bytes are the number of further bytes, and the
+function in `_VALUES`."""
+_UNKNOWN = "unknown", 0, False, None
+_BINGET = ord(pickle.BINGET)
 
 
 def load_plain_values(content: bytes) -> object:
@@ -56,58 +60,17 @@ def load_plain_values(content: bytes) -> object:
 
 
 def _run(content: bytes) -> object:
-    stack: list[Any] = []
-    outer_stacks: list[list[Any]] = []  # those below each mark
+    stacks: list[list[Any]] = [[]]  # those below each mark, and the current one
     memo: dict[int, Any] = {}
-    for name, argument in _opcodes(content):
-        match name:
-            case "BINGET" | "LONG_BINGET":
-                stack.append(memo[int.from_bytes(argument, "little")])
-            case _ if name in _VALUES:
-                stack.append(_VALUES[name](argument))
-            case "BINPUT" | "LONG_BINPUT" | "MEMOIZE":
-                memo[int.from_bytes(argument, "little") if argument else len(memo)] = stack[-1]
-            case "MARK":
-                outer_stacks.append(stack)
-                stack = []
-            case "APPENDS":
-                items, stack = stack, outer_stacks.pop()
-                stack[-1].extend(items)
-            case "SETITEMS":
-                items, stack = stack, outer_stacks.pop()
-                stack[-1].update(zip(items[::2], items[1::2], strict=False))
-            case "APPEND":
-                item = stack.pop()
-                stack[-1].append(item)
-            case "SETITEM":
-                item, key = stack.pop(), stack.pop()
-                stack[-1][key] = item
-            case "TUPLE2":
-                second, first = stack.pop(), stack.pop()
-                stack.append(_make_pair(first, second))
-            case "PROTO" | "FRAME":
-                pass
-            case _:
-                raise ValueError(f"may do more than contain values: opcode {name}")
-    return stack.pop()
-
-
-def _make_pair(first: object, second: object) -> tuple[str, str]:
-    """Return a tuple of two texts. The hash of a tuple within a tuple is recursive C code, so there is no other."""
-    if not isinstance(first, str) or not isinstance(second, str):
-        raise ValueError("holds a tuple that is not a pair of texts")
-    return first, second
-
-
-def _opcodes(content: bytes) -> Iterator[tuple[str, bytes]]:
-    """Yield the name of each opcode before the last one, with its argument. Raises ValueError."""
     place = 0
     for _ in range(_MOST_OPCODES):
         if place >= len(content):
             raise ValueError("is not a complete pickle: it ends early")
-        name, size, is_counted = _OPCODES.get(content[place], ("unknown", 0, False))
-        if name == "STOP":
-            return
+        if content[place] == _BINGET:  # half of the opcodes of torch: a name or a frame again
+            stacks[-1].append(memo[content[place + 1]])
+            place += 2
+            continue
+        name, size, is_counted, make = _OPCODES.get(content[place], _UNKNOWN)
         place += 1 + size
         argument = content[place - size : place]
         if is_counted:
@@ -116,5 +79,43 @@ def _opcodes(content: bytes) -> Iterator[tuple[str, bytes]]:
                 raise ValueError(f"holds an integer of {size} bytes")
             place += size
             argument = content[place - size : place]
-        yield name, argument
+        if make is not None:
+            stacks[-1].append(make(argument))
+        elif name == "STOP":
+            return stacks[-1].pop()
+        else:
+            _combine(name, argument, stacks, memo)
     raise ValueError(f"has more than {_MOST_OPCODES:,} opcodes")
+
+
+def _combine(name: str, argument: bytes, stacks: list[list[Any]], memo: dict[int, Any]) -> None:
+    """Run an opcode that makes no value of its own. Raises ValueError if it may do more than that."""
+    stack = stacks[-1]
+    match name:
+        case "MARK":
+            stacks.append([])
+        case "APPENDS":
+            stacks[-2][-1].extend(stacks.pop())
+        case "SETITEMS":
+            stacks[-2][-1].update(zip(stack[::2], stack[1::2], strict=False))
+            stacks.pop()
+        case "BINPUT" | "LONG_BINPUT" | "MEMOIZE":
+            memo[int.from_bytes(argument, "little") if argument else len(memo)] = stack[-1]
+        case "LONG_BINGET":
+            stack.append(memo[int.from_bytes(argument, "little")])
+        case "APPEND":
+            stack[-2].append(stack.pop())
+        case "SETITEM":
+            item, key = stack.pop(), stack.pop()
+            stack[-1][key] = item
+        case "TUPLE2":
+            stack[-2:] = [_make_pair(*stack[-2:])]
+        case _ if name not in ("PROTO", "FRAME"):
+            raise ValueError(f"may do more than contain values: opcode {name}")
+
+
+def _make_pair(first: object, second: object) -> tuple[str, str]:
+    """Return a tuple of two texts. The hash of a tuple within a tuple is recursive C code, so there is no other."""
+    if not isinstance(first, str) or not isinstance(second, str):
+        raise ValueError("holds a tuple that is not a pair of texts")
+    return first, second

@@ -5,6 +5,7 @@ import json
 import os
 import pickle
 import struct
+import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -432,6 +433,12 @@ def test_a_name_that_the_groups_contradict_is_left_out() -> None:
     assert sorted(joined.by_rank) == [2, 3]
     assert [note for note in joined.notes if "fr_rank_9" in note and "ignored" in note]
     assert [note for note in joined.notes if note.startswith("trace: 1 dump") and "rank is unknown" in note]
+
+
+def test_dump_on_standard_input_is_recognised() -> None:
+    command = [sys.executable, "-m", "hangwatch", "explain", "-"]
+    done = subprocess.run(command, input=as_pickle(dumped(entry(0))), capture_output=True, timeout=60)
+    assert done.returncode == 2 and b"-: 1 dump of a flight recorder: the rank is unknown" in done.stderr
 
 
 def test_of_two_dumps_of_a_rank_the_later_counts() -> None:

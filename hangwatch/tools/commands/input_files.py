@@ -38,14 +38,11 @@ def kind_of(path: Path, folder: Path | None) -> Kind:
 
     A file given as an argument, a pipe and standard input are text unless their first bytes show another kind.
     """
-    if path == Path("-"):
-        head = _peek(sys.stdin.buffer)
-        is_packed = head.startswith((_ZSTD, _ZIP)) or head.startswith(_TAR, _TAR_AT)
-        return "dumped" if incident_file.is_answer(head) else "compressed" if is_packed else "text"
-    if folder is None and not path.is_file():
+    is_stdin = path == Path("-")
+    if folder is None and not is_stdin and not path.is_file():
         return "text"
     try:
-        with opened(path, folder) as file:
+        with contextlib.nullcontext(sys.stdin.buffer) if is_stdin else opened(path, folder) as file:
             head = _peek(file)
     except (InputError, OSError) as error:  # a file of /proc can be opened and not be read
         if folder is None:
@@ -60,7 +57,7 @@ def kind_of(path: Path, folder: Path | None) -> Kind:
     is_archive = head.startswith(_ZIP) and (folder is None or path.suffix == ".zip")
     if is_archive or head.startswith(_ZSTD) or head.startswith(_TAR, _TAR_AT):
         return "compressed"
-    if not head:
+    if not head and not is_stdin:
         return "empty"
     return "text" if folder is None or b"\0" not in head or head.startswith(_UTF_16) else "other"
 

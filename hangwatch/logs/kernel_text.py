@@ -65,7 +65,8 @@ def supplement(
 ) -> Supplement:
     """Return the kernel's lines as evidence. If they are about only one rank, it is to be checked first.
 
-    A line contains the pid of a rank, or the PCI address of its GPU. `gpus` are the ranks by the digits of the address.
+    A line contains the pid of a rank, or the PCI address of its GPU, or both. `gpus` are the ranks by the digits of the
+    address.
     """
     evidence = tuple(_evidence(heard, {str(rank.pid): rank for rank in ranks if rank.pid is not None}, gpus))
     source = "Logs report" if any(line.writer for line in heard) else "The kernel log reports"
@@ -88,7 +89,9 @@ def _evidence(
         is_kernels = not line.writer
         rank = by_pid.get(subject) if is_kernels and row.names in ("process", "task") else None
         if row.names == "gpu" and is_kernels and xids.severity(line.matched.code, line.text) != "notice":
+            process = _PATTERNS["xid_process"].search(line.text)
             rank = gpus.get(subject.partition(".")[0].replace(":", "").lower().lstrip("0"))
+            rank = rank or by_pid.get(process[1] if process else "")
         when = f" at {line.when}" if line.when else ""
         about = f" about {words.name_ranks([rank])}" if rank is not None else ""
         log = "kernel log" if is_kernels else f"log of {line.writer} (not a kernel log)"

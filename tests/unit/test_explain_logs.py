@@ -407,10 +407,11 @@ def test_xid_is_the_headline_if_no_rank_has_a_log(tmp_path: Path, prefix: str) -
     assert "NVRM: Xid" in message and "the GPU has fallen off the bus" in message
 
 
-def test_kernel_line_about_a_dumped_rank_is_evidence() -> None:
+@pytest.mark.parametrize("line", [FAULT, "[1.0] NVRM: Xid (PCI:0000:41:00): 79, pid=4711, name=python3, GPU is lost."])
+def test_kernel_line_about_a_dumped_rank_is_evidence(line: str) -> None:
     verdict = complete(
         Verdict(kind="AllWaiting", message="all wait"),
-        kernel_text.supplement(collect(FAULT).kernel, [RankId(rank=3, pid=4711)]),
+        kernel_text.supplement(collect(line).kernel, [RankId(rank=3, pid=4711)]),
     )
     assert (verdict.kind, verdict.named, verdict.message) == ("AllWaiting", (), "all wait")
     (vote,) = verdict.evidence

@@ -218,7 +218,7 @@ def _split_start(line: str, file_id: RankId, label_kind: str) -> tuple[RankId, b
         label, rest = match.group(match.lastindex or 0), line[match.end() :]
         if label.isascii() and label.isdigit() and len(label) < 8:
             return RankId(rank=int(label)), match["rank"] is not None, rest
-        return RankId(node=label), False, rest
+        return _split_within(label, rest)
     if line.startswith("(") and (match := _PATTERNS["actor"].match(line)):
         return _split_actor(match, line, file_id)
     if line.startswith("["):
@@ -228,6 +228,12 @@ def _split_start(line: str, file_id: RankId, label_kind: str) -> tuple[RankId, b
     if match := _PATTERNS["node"].match(line):
         return replace(file_id, node=match.group(match.lastindex or 0)), True, line[match.end() :]
     return file_id, True, line
+
+
+def _split_within(node: str, rest: str) -> tuple[RankId, bool, str]:
+    """Split the rest of a line of a node or pod, in which a launcher may have written a prefix, too."""
+    inner, sure, rest = split(rest, RankId(node=node))
+    return replace(inner, node=node), sure, rest
 
 
 def _split_actor(prefix: re.Match[str], line: str, file_id: RankId) -> tuple[RankId, bool, str]:
@@ -248,8 +254,7 @@ def _split_bracket(line: str, file_id: RankId) -> tuple[RankId, bool, str]:
     if match is None or (kind == "of_rank" and file_id.local_rank is not None):  # then it stays in the line
         return file_id, True, line
     if kind == "kubectl":
-        inner, sure, rest = split(line[match.end() :], RankId(node=match.group(1)))
-        return replace(inner, node=match.group(1)), sure, rest
+        return _split_within(match.group(1), line[match.end() :])
     if kind == "sglang":
         title = process_title.read(f"scheduler{match.group(2).replace(' ', '_')}")
         name = title.text if title and title.rank is None else None

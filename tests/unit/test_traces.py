@@ -55,6 +55,16 @@ def test_rank_of_a_dump_is_read_from_prefix_or_file_name(prefix: str, name: str,
     assert found.notes == ()
 
 
+def test_ranks_of_ray_are_read_from_the_marks_of_their_processes() -> None:
+    stack = ["Thread 0x00007f0 (most recent call first):", '  File "/srv/train.py", line 31 in step']
+    workers = [
+        [f"(Worker pid={pid}, ip=10.0.0.3) {line}" for line in (*stack, f"[rank{pid - 41}] step 3")] for pid in (41, 42)
+    ]
+    assert ids(collect(*workers[0], *workers[1])) == [
+        RankId(node="10.0.0.3", rank=rank, pid=41 + rank) for rank in (0, 1)
+    ]
+
+
 @pytest.mark.parametrize("prefix", ["", "[rank3] "])
 def test_the_colours_of_a_terminal_are_no_part_of_a_dump(prefix: str) -> None:
     """Remove terminal colors, which `script` records. They once hid the function names from all rules."""
@@ -235,7 +245,7 @@ def collect_with_logs(*logs: list[str], name: str = "stacks.txt", pids: tuple[in
 def test_what_torchrun_lists_at_its_end_tells_the_ranks_of_pids_and_it_is_said() -> None:
     found = collect_with_logs(failed((1, 41), (0, 99), (2, 7)))
     assert ids(found) == [RankId(rank=1, local_rank=1, pid=41), RankId(rank=0, local_rank=0, pid=99)]
-    assert "the numbers of 2 ranks come only from the pids in torchrun's summary" in found.notes
+    assert "the numbers of 2 ranks come only from the pids in the logs" in found.notes
     named = collect_with_logs(failed((1, 41), (0, 99), host="n1"), name="trace-n1.out")
     assert ids(named)[0] == RankId(node="n1", rank=1, local_rank=1, pid=41)
 

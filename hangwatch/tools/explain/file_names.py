@@ -1,7 +1,6 @@
 """The ranks in file names: `rank3.txt`, `trace-node7.out`, `attempt_0/3/stderr.log`, `gpu-a/101.txt`. Pure."""
 
 import re
-from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
@@ -66,18 +65,15 @@ def _read_folders(names: Collection[str], paths: Mapping[str, str]) -> dict[str,
     A folder may also be a round: `round1/101.txt`. So a folder with such a name, or with only numbers in its name, is
     not a node.
     """
-    unnumbered_places = RankId()
-    bases: dict[str, set[str]] = defaultdict(set)
-    parted = {name: paths[name].rpartition("/") for name in names if read_name(paths[name]) == unnumbered_places}
-    for folder, _, base in parted.values():
-        bases[base].add(folder)
+    parted = {name: paths[name].rpartition("/") for name in names if read_name(paths[name]) == RankId()}
+    bases = list_by_key({(base, folder) for folder, _, base in parted.values()})
     hosts = {name: folder.rpartition("/")[2] for name, (folder, _, _) in parted.items()}
     if all(len(folders) < 2 for folders in bases.values()) or any(
         _PATTERNS["round"].fullmatch(host) for host in hosts.values()
     ):
         return {}
-    folders = {folder for folder, _, _ in parted.values()}
-    return {name: RankId(node=host) for name, host in hosts.items()} if len(set(hosts.values())) == len(folders) else {}
+    is_node = len(set(hosts.values())) == len({folder for folder, _, _ in parted.values()})
+    return {name: RankId(node=host) for name, host in hosts.items()} if is_node else {}
 
 
 def number_places(ranks_in: Mapping[Place, Collection[int]], unknown: Collection[Place]) -> dict[Place, int]:
@@ -179,11 +175,9 @@ def without_ending(name: str) -> str:
 
 
 def read_name(path: str) -> RankId:
-    """Return the rank, or else the node, in the name of a file."""
-    base = path.rsplit("/", 1)[-1]
-    rank, host = _PATTERNS["file_rank"].search(base), _PATTERNS["file_node"].match(base)
-    if rank is None and re.fullmatch(r"std(?:out|err)(?:\.log)?", base):
-        # mpirun --output-filename: rank.3/stdout
-        rank = _PATTERNS["file_rank"].search(path.rpartition("/")[0].rpartition("/")[2])
+    """Return the rank, or else the node, in the name of a file. A folder may be of one rank: `rank.3/stdout`."""
+    *_, folder, base = ("", *path.split("/"))
+    rank = _PATTERNS["file_rank"].search(base) or _PATTERNS["file_rank"].fullmatch(folder)
+    host = _PATTERNS["file_node"].match(base)
     node = host.group(host.lastindex or 0) if host and not rank else None
     return RankId(node=None if node and node.isdigit() else node, rank=int(rank.group(1)) if rank else None)

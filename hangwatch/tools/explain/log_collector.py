@@ -73,7 +73,7 @@ class LogCollector:
             is_kernels = reader.log.is_kernels and not reader.processes and not is_of_rank
             writer = "" if is_kernels else words.name_ranks([rank]) if is_of_rank else words.printable(name)
             self._is_kernel_cut |= reader.log.is_kernel_cut
-            self.processes |= reader.log.processes
+            self.processes |= reader.log.processes | ({rank} if rank.rank is not None and rank.pid else set())
             self.works += enqueued_work.read_works(name, rank, reader.log)
             for subject, heard in reader.log.kernel.items():
                 if len(self.kernel) < MOST_KEPT:

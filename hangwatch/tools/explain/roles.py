@@ -145,7 +145,7 @@ def _read_id(prefix: RankId, process: ParsedProcess) -> RankId:
         node=prefix.node or node,
         rank=int(rank.group(1)) if rank else by_title,
         local_rank=int(local.group(1)) if local else None,
-        pid=process.pid,
+        pid=process.pid or prefix.pid,
         title=title.name if title else None,
     )
 

@@ -68,7 +68,7 @@ def collect(sources: Iterable[tuple[str, Iterable[str]]], world_size: int | None
             streams[name] = _read_source(name, named[name], lines, interned, found_logs)
         except HugeStackError as error:
             notes.append(f"{name}: not read: {error}")
-    for name, of_file in _name_nodes(streams).items():
+    for name, of_file in _name_nodes(_localize_ranks(streams)).items():
         read += [_sort_processes(source, notes) for source in of_file if source.reader.processes]
         found_logs.add(name, of_file)
     programs = roles.find_programs([process for part in read if part.are_ranks for process in part.candidates])
@@ -81,6 +81,24 @@ def collect(sources: Iterable[tuple[str, Iterable[str]]], world_size: int | None
     logs = found_logs.logs([rank.id for rank in ranks])
     kernel, works = tuple(found_logs.kernel.values()), tuple(found_logs.works)
     return Collected(tuple(ranks), tuple(notes), world_size, logs, kernel, works, tuple(found_logs.unranked))
+
+
+def _localize_ranks(streams: Mapping[str, list[Source]]) -> Mapping[str, list[Source]]:
+    """Return the streams with local ranks if most ranks are on several nodes: `[host:3]` is then local rank 3."""
+    places = {
+        source: structs.replace(source.id, rank=None, local_rank=source.id.rank)
+        for source in chain.from_iterable(streams.values())
+        if source.id.node and source.id == RankId(node=source.id.node, rank=source.id.rank)
+    }
+    nodes = list_by_key({(place.local_rank, place.node) for place in places.values() if place.local_rank is not None})
+    return (
+        streams
+        if 2 * sum(len(of_rank) > 1 for of_rank in nodes.values()) <= len(nodes)
+        else {
+            name: [source._replace(id=places.get(source, source.id)) for source in of_file]
+            for name, of_file in streams.items()
+        }
+    )
 
 
 def _name_nodes(streams: Mapping[str, list[Source]]) -> Mapping[str, list[Source]]:
@@ -127,7 +145,7 @@ def _number_by_launcher(dumps: Sequence[RankDump], failed: Collection[RankId], n
             dump = structs.replace(dump, id=rank)  # noqa: PLW2901 - the numbered dump takes its place
         numbered.append(dump)
     if count:
-        notes.append(f"the numbers of {words.count(count, 'rank')} come only from the pids in torchrun's summary")
+        notes.append(f"the numbers of {words.count(count, 'rank')} come only from the pids in the logs")
     return numbered
 
 
@@ -149,8 +167,9 @@ def _number_by_files(dumps: Sequence[RankDump], sources: Sequence[str], notes: l
     numbers = file_names.stack_ranks(sources)
     if not numbers:
         return dumps
-    first, last = min(numbers.values()), max(numbers.values())
-    notes.append(f"the numbers of ranks {first} to {last} come only from the file names")
+    notes.append(
+        f"the numbers of ranks {min(numbers.values())} to {max(numbers.values())} come only from the file names"
+    )
     return [
         structs.replace(dump, id=structs.replace(rank, rank=numbers[source]))
         for dump, rank, source in zip(dumps, ids, sources, strict=True)

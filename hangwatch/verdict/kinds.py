@@ -12,6 +12,7 @@ class Kind(Value, frozen=True, forbid_unknown_fields=True):
 
     means: str = ""
     first: str = ""
+    first_of_all: str = ""
     job: Literal["stuck", "working", "idle", "at rest"] = "stuck"
     by_kernel: bool = False
     by_order: bool = False

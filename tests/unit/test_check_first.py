@@ -719,6 +719,16 @@ def test_next_step_is_in_the_verdict() -> None:
     assert not verdict.named and "Check the file system of the checkpoint" in verdict.message
 
 
+@pytest.mark.parametrize(
+    ("names", "step"), [(("storage", "lock"), "dump all nodes"), (("collective_wait",), "on every node of the job")]
+)
+def test_next_step_for_a_whole_job_asks_for_no_other_dump(names: tuple[str, ...], step: str) -> None:
+    groups = tuple(unnamed_group(name, first=2 * n) for n, name in enumerate(names))
+    whole, part = (judge(Grouping(groups=groups, world_size=len(names) * size)) for size in (2, 4))
+    assert step in part.next_step
+    assert step not in whole.next_step and whole.next_step
+
+
 def process(pid: int, title: str, parent: int = 1, comm: str = "", state: str = "S") -> Process:
     cmdline = tuple(title.split()) if title else ()
     identity = ProcessId(pid=pid, start_ticks=pid)

@@ -127,12 +127,5 @@ def _count_silent_nodes(grouping: Grouping) -> int:
     ranks = max(per_node.values(), default=0)
     if ranks < 2 or None in per_node:
         return 0
-    return sum(_count_whole_nodes(silent, ranks) for silent in grouping.unanswered)
-
-
-def _count_whole_nodes(silent: range, ranks: int) -> int:
-    """Return the number of complete nodes in a range of ranks.
-
-    Each node has `ranks` ranks, and the first begins at rank 0.
-    """
-    return max(0, silent.stop // ranks - -(-silent.start // ranks))
+    # The first node begins at rank 0.
+    return sum(max(0, silent.stop // ranks - -(-silent.start // ranks)) for silent in grouping.unanswered)

@@ -32,10 +32,14 @@ def next_step(verdict: Verdict) -> str:
     return first_step(verdict.kind, verdict.named)
 
 
-def first_step(kind: str, ranks: Iterable[RankId]) -> str:
-    """Return the step of a kind of verdict, with the first known pid of `ranks`; "" for an unknown kind."""
-    pid = next((rank.pid for rank in ranks if rank.pid is not None), None)
-    return kinds.find(kind).first.replace("{pid}", "PID" if pid is None else str(pid))
+def first_step(kind: str, ranks: Iterable[RankId], *, are_all_captured: bool = False) -> str:
+    """Return the step of a kind of verdict, with the first known pid of `ranks`; "" for an unknown kind.
+
+    `are_all_captured` is true if every rank of the job was captured.
+    """
+    pid, row = next((rank.pid for rank in ranks if rank.pid is not None), None), kinds.find(kind)
+    step = (are_all_captured and row.first_of_all) or row.first
+    return step.replace("{pid}", "PID" if pid is None else str(pid))
 
 
 def describe_action(action: RecommendedAction) -> str:

@@ -79,7 +79,11 @@ def next_step(finding: Finding, settle: str) -> str:
         return dump_whole_job()
     if group is not None and group.frames and (kind.at_line or finding.scene.is_one_process):
         return _look_at_line(group, group.members[0])
-    return first_step(finding.kind, (member.id for member in finding.members))
+    return first_step(
+        finding.kind,
+        (member.id for member in finding.members),
+        are_all_captured=finding.scene.stacks == finding.scene.grouping.world_size,
+    )
 
 
 def dump_whole_job(job_key: str = "") -> str:

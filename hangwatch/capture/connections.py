@@ -35,6 +35,7 @@ from hangwatch.probes.base import filesystems, procfs, system_calls
 from hangwatch.probes.network import interfaces, sockets
 from hangwatch.probes.network.sockets import Connection
 from hangwatch.probes.process import blocked_call, main_thread, shared_locks
+from hangwatch.stacks import process_activity
 
 _CPU_SECONDS = 1.0  # for reading shared memory regions in one round; a busy node delays the thread
 _MOST_CHILDREN = 64
@@ -105,9 +106,12 @@ class JobConnections:
         job = self._job
         ranks = [pid for pid, rank in job.rank_of.items() if pid == rank]
         above = dict.fromkeys(itertools.chain.from_iterable(map(job.ancestors, ranks[:_MOST_PARENTS])))
-        calls = {pid: job.read_call(pid) for pid in (*ranks, *above) if job.read_process(pid)}
-        serving = [pid for pid, call in calls.items() if call is not None and self._awaits_clients(pid, call)]
-        return {pid: job.far_ends(job.open_files(pid)) for pid in serving}
+        calls = ((pid, job.read_call(pid)) for pid in (*ranks, *above) if job.read_process(pid))
+        return {
+            pid: job.far_ends(job.open_files(pid))
+            for pid, call in calls
+            if call is not None and self._chains.awaits_clients(pid, call)
+        }
 
     def add_connections(self, pid: int, dump: ProcessDump, threads: Sequence[Thread] = ()) -> ProcessDump:
         """Return the dump of process `pid` with its traffic and waits. `main` and `state` must be set before.
@@ -119,7 +123,9 @@ class JobConnections:
         server = self._server(pid, call)
         at_lock = call.name == "futex"
         sharing = self._find_sharing(pid, thread) if at_lock else frozenset[int]()
-        chain = self._chains.follow(pid, call, threads, server, sharing)
+        chain = self._chains.follow(
+            pid, call, threads, server, sharing, awaits_any=thread is None and process_activity.awaits_thread(threads)
+        )
         children_bytes, children_cpu = self._measure(chain.processes)
         peers, active_peers = (None, None)
         if held is not None and (main.call is not None or dump.state == "R"):
@@ -318,18 +324,8 @@ class JobConnections:
 
     def _stays_here(self, connection: Connection) -> bool:
         """True if the other end of a connection may be a rank on this node, or is the store."""
-        local, remote = connection.local, connection.remote
-        return remote[1] == self._job.store_port or remote in self._job.inside or remote[0] == local[0]
-
-    def _awaits_clients(self, pid: int, call: SystemCall) -> bool:
-        """True if the main thread waits on a listening socket, and on no TCP connection within the job."""
-        if call.kind != "receives":
-            return False
-        held = self._job.connections_of(pid) or {}
-        tcp = [held[one] for one in call.descriptors if one in held]
-        unix = filter(None, (self._job.unix_socket(pid, one) for one in call.descriptors))
-        listens = any(one.listens for one in tcp) or any(one.listens for one in unix)
-        return listens and all(one.listens or self._job.leaves_job(one) for one in tcp)
+        remote = connection.remote
+        return remote[1] == self._job.store_port or remote in self._job.inside or remote[0] == connection.local[0]
 
     def _server(self, pid: int, call: SystemCall) -> int | None:
         """Return the pid of the process that waits for clients; None if there is none.
@@ -338,10 +334,9 @@ class JobConnections:
         """
         if self._job.has_ranks_on_other_nodes or call.kind != "receives":
             return None
-        if self._awaits_clients(pid, call):
+        if self._chains.awaits_clients(pid, call):
             return pid
-        links = self._job.links(pid, call.descriptors)
-        ways = {link for link in links if link.startswith(("pipe:", "socket:"))}
+        ways = {link for link in self._job.links(pid, call.descriptors) if link.startswith(("pipe:", "socket:"))}
         return next((server for server, ends in self._servers.items() if ways and ways <= ends), None)
 
     def _carried(

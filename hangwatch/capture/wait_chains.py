@@ -31,6 +31,7 @@ _OF_LIBRARIES = re.compile("gloo|pt_|nccl|cuda", re.IGNORECASE)  # names of thre
 _EVENT_LOOP = "run_forever"  # of asyncio/base_events.py
 _TERMINAL = re.compile(r"/dev/(pts/\d+|tty\w*|console)")
 _NOT_FOUND = Awaited(name="a process that may answer it and was not found", end="unknown")
+_CLIENTS = Awaited(name="clients", end="unknown")
 _WEIGHTS: tuple[WaitEnd, ...] = ("held", "unknown", "outside", "sleeps", "lost", "process", "program", "cycle")
 """The order of ends: the wait behind several processes has the end that comes first here."""
 
@@ -69,12 +70,20 @@ class WaitChains(NamedTuple):
     first_bytes: dict[int, int | None]  # carried by each connection when it was first awaited, by inode
 
     def follow(
-        self, pid: int, call: SystemCall, threads: Sequence[Thread], server: int | None, sharing: Set[int]
+        self,
+        pid: int,
+        call: SystemCall,
+        threads: Sequence[Thread],
+        server: int | None,
+        sharing: Set[int],
+        *,
+        awaits_any: bool = False,
     ) -> Chain:
         """Return the chain behind the call of a main thread.
 
         `threads` are those of the process with a Python stack. `server` is the process that waits for clients and from
-        which this process receives, None without one. `sharing` are the processes that may hold an awaited lock.
+        which this process receives, None without one. `sharing` are the processes that may hold an awaited lock. With
+        `awaits_any`, any other thread of the process may end the wait, as of a queue or an event.
         """
         job, rank = self.job, self.job.rank_of.get(pid, pid)
         direct_end, end = self._find_direct_end(pid, call), None
@@ -98,7 +107,7 @@ class WaitChains(NamedTuple):
         visited = {pid, *(step.pid for step in steps)}
         end = _choose(filter(None, (direct_end, end, self._find_end(steps, pid, visited))))
         if end is None:
-            end = self._find_pool(pid, call) or self._find_client(pid, call, threads)
+            end = self._find_pool(pid, call) or self._find_client(pid, call, threads, awaits_any=awaits_any)
         return Chain(end, others, tuple(visited.intersection(job.dumped) - {pid}))
 
     def _find_direct_end(self, pid: int, call: SystemCall) -> Awaited | None:
@@ -275,27 +284,33 @@ class WaitChains(NamedTuple):
         single = (other for other in job.thread_calls(pid).values() if len(other.descriptors) == 1)
         return "thread" if any(job.receives_from_rank(pid, other, rank) for other in single) else None
 
-    def _find_client(self, pid: int, call: SystemCall, threads: Sequence[Thread]) -> Awaited | None:
+    def _find_client(
+        self, pid: int, call: SystemCall, threads: Sequence[Thread], *, awaits_any: bool
+    ) -> Awaited | None:
         """Return the peer outside of the job for which another thread of a rank waits; None without one.
 
-        The main thread waits at a lock or an eventfd, as in the clients of object stores and message queues. Threads of
+        The main thread waits at a lock or an event, as in the clients of object stores and message queues. Threads of
         compiled code count, except those of torch, gloo, NCCL and CUDA, and in a job with ranks on other nodes. Of the
         threads with a Python stack, which are `threads`, only event loops count: others report and poll by themselves.
+        With `awaits_any`, any thread counts that waits for clients: a request of theirs may end the wait.
         """
-        job, links = self.job, set(self.job.links(pid, call.descriptors[:MOST_DESCRIPTORS]))
-        is_event = call.kind == "receives" and links == {_EVENTS}
+        job, numbers = self.job, call.descriptors[:MOST_DESCRIPTORS]
+        is_event = call.kind == "receives" and bool(numbers) and all(self._is_own(pid, number) for number in numbers)
         if not threads or not (call.name == "futex" or is_event) or job.rank_of.get(pid) != pid:
             return None
         python = {thread.thread_id: thread for thread in threads if thread.frames}
         folder = job.proc_root / str(pid) / "task"
         for thread, its_call in job.thread_calls(pid).items():
-            if (awaited := self._find_peer(pid, its_call, is_event=is_event)) is None:
+            serves = awaits_any and self.awaits_clients(pid, its_call)
+            if (awaited := _CLIENTS if serves else self._find_peer(pid, its_call, is_event=is_event)) is None:
                 continue
             stack = python.get(str(procfs.read_inner_pid(thread, folder)))
             comm = pseudo_files.read_or_empty(f"{folder}/{thread}/comm").strip()
             is_client = stack is None and not (job.has_ranks_on_other_nodes or _OF_LIBRARIES.search(comm))
-            frames = () if stack is None else stack.frames
-            if is_client or any(stack_frames.plain_name(frame.function) == _EVENT_LOOP for frame in frames):
+            is_loop = stack is not None and any(
+                stack_frames.plain_name(frame.function) == _EVENT_LOOP for frame in stack.frames
+            )
+            if is_client or is_loop or (serves and stack is not None):
                 name = words.printable(comm if stack is None else stack.name or comm)
                 return replace(awaited, name=f"its thread {name}, which waits for {awaited.name}")
         return None
@@ -303,15 +318,29 @@ class WaitChains(NamedTuple):
     def _find_peer(self, pid: int, call: SystemCall, *, is_event: bool) -> Awaited | None:
         """Return the silent peer outside of the job for which a thread waits; None without one.
 
-        It is asked for an answer. Below an eventfd it may also send unasked, or connect later, as in a message queue.
+        It is asked for an answer. Below an event it may also send unasked, or connect later, as in a message queue.
         """
         peers = [each for each in self._find_outside(pid, call) if self._is_asked(each, may_send=is_event)]
         if peers or not is_event:
             return _name_peers("", peers)
-        held, own = self.job.connections_of(pid) or {}, self.job.sockets.get(pid, {}).values()
-        unix = filter(None, (self.job.unix_socket(pid, number) for number in call.descriptors))
-        tcp = [held[number].listens for number in call.descriptors if number in held]
-        return _NOT_FOUND if (tcp and all(tcp)) or any(end.peer not in own for end in unix) else None
+        unix = (number for number in call.descriptors if self.job.unix_socket(pid, number) is not None)
+        is_open = self.awaits_clients(pid, call) or not all(self._is_own(pid, number) for number in unix)
+        return _NOT_FOUND if is_open else None
+
+    def _is_own(self, pid: int, number: int) -> bool:
+        """True if a descriptor is an eventfd, or a Unix socket with both ends in the process: a thread of it writes."""
+        unix = self.job.unix_socket(pid, number)
+        is_pair = unix is not None and unix.peer in self.job.sockets.get(pid, {}).values()
+        return is_pair or next(self.job.links(pid, (number,)), "") == _EVENTS
+
+    def awaits_clients(self, pid: int, call: SystemCall) -> bool:
+        """True if a thread waits on a listening socket, and on no TCP connection within the job."""
+        held = self.job.connections_of(pid) or {}
+        tcp = [held[one] for one in call.descriptors if one in held]
+        unix = filter(None, (self.job.unix_socket(pid, one) for one in call.descriptors))
+        listens = any(one.listens for one in tcp) or any(one.listens for one in unix)
+        is_apart = all(one.listens or self.job.leaves_job(one) for one in tcp)
+        return call.kind == "receives" and listens and is_apart
 
     def _find_pool(self, pid: int, call: SystemCall) -> Awaited | None:
         """Return the peer outside of the job from which a worker awaits an answer, as in a pool of processes.

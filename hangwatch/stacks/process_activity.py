@@ -77,9 +77,8 @@ def find_process_activity(threads: Sequence[Thread], table: activity.Table) -> P
 def _doing(thread: Thread, table: activity.Table) -> activity.StackActivity:
     """Return the activity of a thread; if it waits for a thread, queue or child, that of the program around it."""
     doing = table.classify_thread(thread)
-    if doing.row.waits_for == "thread":
-        return _context(thread, table) or doing
-    return doing
+    around = _context(thread, table) if doing.row.waits_for == "thread" else None
+    return around or doing
 
 
 def _context(thread: Thread, table: activity.Table) -> activity.StackActivity | None:
@@ -118,6 +117,13 @@ def _find_awaited(main: Thread, workers: Sequence[Thread], table: activity.Table
     return tuple(by_place.values())
 
 
+def awaits_thread(threads: Sequence[Thread]) -> bool:
+    """True if MainThread waits for a thread, a queue, an event or an event loop; a bare lock does not count."""
+    main = stack_frames.main_thread(threads)
+    calls = stack_frames.python_frames(library_frames(main)) if main is not None else ()
+    return bool(calls) and activity_table.is_marked("awaits", *calls[0].place)
+
+
 def _decides(thread: Thread, main: Thread, table: activity.Table) -> bool:
     """True if this thread, for which MainThread waits, tells more than MainThread does."""
     is_told = bool(user_frames(thread)) or table.classify_thread(thread).activity != "unknown"
@@ -147,15 +153,12 @@ def _choose_thread(
         return _best(workers, table) or main or (workers[0] if workers else None)
     match table.classify_thread(main).row.work_is_in:
         case "autograd":
-            return _best(in_key, table) or _best(filter(_is_autograd_thread, workers), table) or main
+            # Threads of compiled code that run Python hooks have no name, and threading.py did not start them.
+            hooks = [one for one in workers if not one.name and not one.frames[-1].file.endswith("threading.py")]
+            return _best(in_key, table) or _best(hooks, table) or main
         case "threads":
             return _best(workers, table) or main
     return main
-
-
-def _is_autograd_thread(thread: Thread) -> bool:
-    """True for a thread of compiled code that runs Python hooks: it has no name, and threading.py did not start it."""
-    return not thread.name and not thread.frames[-1].file.endswith("threading.py")
 
 
 def _best(threads: Iterable[Thread], table: activity.Table) -> Thread | None:

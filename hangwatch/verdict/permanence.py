@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from hangwatch.collectives.process_groups import DEFAULT_GROUP, PROVING, process_key
 from hangwatch.model import (
     SIGNAL_STOPPED_STATE,
-    EnqueuedOperation,
     Group,
     Grouping,
     Member,
@@ -78,14 +77,13 @@ def _only_waits(group: Group, member: Member) -> bool:
     return (
         group.waits_for == "ranks"
         and member.signature.motion is Motion.FROZEN
-        and all(_is_lasting(operation) for each in records for operation in each.operations)
+        and all(
+            operation.by_main and (operation.timeout_seconds or math.inf) > _SHORT_TIMEOUT_SECONDS
+            for each in records
+            for operation in each.operations
+        )
         and member.stack.is_alone
     )
-
-
-def _is_lasting(operation: EnqueuedOperation) -> bool:
-    """True if the main thread enqueued the operation, and no short timeout ends it."""
-    return operation.by_main and (operation.timeout_seconds or math.inf) > _SHORT_TIMEOUT_SECONDS
 
 
 def _cannot_move(group: Group, member: Member, *, awaits_all: bool) -> bool:

@@ -214,7 +214,12 @@ def build_scene(grouping: Grouping, ranks_here: int | None) -> Scene:
         refused=tuple(member for group in stacked for member in find_refused(group)),
         moving=moving,
         health=health,
-        is_blocked_outside=any(map(_is_blocked_outside, stacked)),
+        is_blocked_outside=any(
+            member.signature is Signature.BLOCKED
+            for group in stacked
+            if group.waits_for not in {"ranks", "gpu"}
+            for member in group.members
+        ),
     )
 
 
@@ -227,11 +232,6 @@ def _is_about_rank(group: Group, stacks_by_node: Mapping[str | None, int]) -> bo
         return False
     nodes = [member.id.node for member in group.members]
     return group.fault.reason not in _REFUSALS or all(node and stacks_by_node.get(node) for node in nodes)
-
-
-def _is_blocked_outside(group: Group) -> bool:
-    is_blocked = any(member.signature is Signature.BLOCKED for member in group.members)
-    return is_blocked and group.waits_for not in {"ranks", "gpu"}
 
 
 # --- facts of groups and ranks ---------------------------------------------------------------------------------------
@@ -319,11 +319,12 @@ def waits_in_program(group: Group) -> bool:
 
 
 def asks_unknown_thread(group: Group) -> bool:
-    """True if the group waits for a thread, and one of its threads is in unknown functions: it may wait for ranks."""
+    """True if the group waits for a thread that may wait for ranks or clients, as one in unknown functions may."""
     if group.awaited and group.waits_for == "unknown":
         return True
     threads = (activity_table.find_activity(thread.activity) for thread in group.threads)
-    return group.waits_for == "thread" and any(known.waits_for == "unknown" for known in threads)
+    ends = (member.waits.awaited.end for member in group.members if member.waits.awaited is not None)
+    return group.waits_for == "thread" and ("unknown" in ends or any(known.waits_for == "unknown" for known in threads))
 
 
 def wants_gil(group: Group) -> bool:

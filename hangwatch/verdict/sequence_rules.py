@@ -164,7 +164,9 @@ def _waits_in_itself(group: Group, member: Member, kind: str) -> bool:
 
     It waits for one of its threads, or for a pipe or socket with both ends in its own process.
     """
-    if any(activity_table.find_activity(one.activity).waits_for not in {"lock", "thread"} for one in group.threads):
+    if member.waits.awaited is not None or any(
+        activity_table.find_activity(one.activity).waits_for not in {"lock", "thread"} for one in group.threads
+    ):
         return False
     call = member.kernel.call
     ends = {target.other_pid for target in call.behind} if call is not None and call.descriptors == 1 else set()

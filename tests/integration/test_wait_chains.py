@@ -77,6 +77,8 @@ _thread.start_new_thread(collections.deque, (iter(events.poll, None), 0))
 ready()
 os.read(signal, 8)
 """
+IN_LOOP = AT_QUEUE.replace("os.read(signal, 8)", "own = socket.socketpair(); select.select([signal, own[0]], [], [])")
+SERVES = "threading.Thread(target=socket.create_server(('127.0.0.1', 0)).accept).start(); ready(); "
 STOPS, ASKS_BACK = "os.kill(os.getpid(), signal.SIGSTOP)", "os.read(questions[0], 1)"
 
 
@@ -140,12 +142,14 @@ def test_rank_is_blocked_by_helper_without_answer(tmp_path: Path, program: str, 
             "loop.add_reader(server, print); threading.Thread(target=loop.run_forever).start(); ready(); lock.acquire()",
             Signature.AWAITS_OUTSIDE,
         ),
+        (f"{SERVES}lock.acquire()", Signature.BLOCKED),
+        (f"{SERVES}queue.Queue().get()", Signature.UNKNOWN),
     ],
 )
 def test_rank_at_lock_awaits_event_loop_not_polling_thread(tmp_path: Path, waits: str, signature: Signature) -> None:
     with socket.create_server(("127.0.0.2", 0)) as listening:
         code = f"""
-import asyncio, socket, threading
+import asyncio, queue, socket, threading
 server, lock, loop = socket.create_connection({listening.getsockname()}), threading.Lock(), asyncio.new_event_loop()
 server.sendall(b"a question")
 lock.acquire()
@@ -168,7 +172,9 @@ lock.acquire()
         ("one = os.eventfd(0); ready(); os.read(one, 8)", "blocked"),
         (AT_QUEUE.format(source="socket.create_server(('127.0.0.1', 0))"), "unknown"),
         (AT_QUEUE.format(source="socket.create_server(folder + '/one', family=socket.AF_UNIX)"), "unknown"),
+        (IN_LOOP.format(source="socket.create_server(('127.0.0.1', 0))"), "unknown"),
         (AT_QUEUE.format(source="os.pipe()[0]"), "blocked"),
+        (IN_LOOP.format(source="os.pipe()[0]"), "blocked"),
     ],
 )
 def test_rank_that_any_process_may_wake_is_not_blocked(tmp_path: Path, waits: str, signature: str) -> None:

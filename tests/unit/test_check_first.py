@@ -365,6 +365,13 @@ def test_both_lines_name_the_object_of_the_blocked_call(case: dict[str, Any]) ->
     assert (verdict.stuck_on, verdict.next_step) == (case["stuck_on"], case["next_step"])
 
 
+def test_step_for_ranks_at_one_place_names_the_object_of_their_call() -> None:
+    ranks = [
+        Member(id=RankId(node="a", rank=n), kernel=KernelFacts(call=call(name="write", path="/x"))) for n in (0, 1)
+    ]
+    assert "--path /x" in judge(Grouping(groups=(unnamed_group("storage", *ranks),))).next_step
+
+
 def test_a_long_path_keeps_the_name_of_its_file() -> None:
     path = f"/mnt/{'deep/' * 40}shard-3"
     stuck_on = judged(kernel=KernelFacts(call=call(name="openat", path=path))).stuck_on

@@ -48,7 +48,9 @@ def stuck_on(finding: Finding) -> str:
 
 def next_step(finding: Finding, settle: str) -> str:
     """Return the first step: look at the object of the blocked call, else `settle`, else the step for the kind."""
-    group = next(iter(finding.suspects or finding.others[: finding.scene.is_one_process]), None)
+    group = next(
+        iter(finding.suspects or finding.others[: finding.kind == "AllAlike" or finding.scene.is_one_process]), None
+    )
     if group is not None and group.activity == "debugger":
         return "ask the person who uses the debugger"
     if _is_working(finding):

@@ -120,7 +120,7 @@ def _find_awaited(main: Thread, workers: Sequence[Thread], table: activity.Table
 def awaits_thread(threads: Sequence[Thread]) -> bool:
     """True if MainThread waits for a thread, a queue, an event or an event loop; a bare lock does not count."""
     main = stack_frames.main_thread(threads)
-    calls = stack_frames.python_frames(library_frames(main)) if main is not None else ()
+    calls = stack_frames.python_frames(library_frames(main) if main is not None else ())
     return bool(calls) and activity_table.is_marked("awaits", *calls[0].place)
 
 

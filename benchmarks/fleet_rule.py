@@ -88,6 +88,7 @@ def lines(ranks: int, ranks_of_node: int) -> Iterator[str]:
         entry = JobEntry(job=job, watch=watch, page=True, incident=incident)
         yield f'up{{job="hangwatch",instance="node-{node}"}} 1\n'
         yield f'process_start_time_seconds{{job="hangwatch",instance="node-{node}"}} 1\n'
+        yield f'hangwatch_time_seconds{{job="hangwatch",instance="node-{node}"}} 9000\n'
         for family in samples.metric_families(Snapshot(jobs={"k1": entry})):
             for sample in family.samples:
                 if "job_key" in sample.labels:

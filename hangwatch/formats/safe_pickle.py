@@ -65,7 +65,7 @@ def _run(content: bytes) -> object:
     place = 0
     for _ in range(_MOST_OPCODES):
         if place >= len(content):
-            raise ValueError("is not a complete pickle: it ends early")
+            raise ValueError("is not a complete pickle: it ends early, after a full disk or an incomplete copy")
         if content[place] == _BINGET:  # half of the opcodes of torch: a name or a frame again
             stacks[-1].append(memo[content[place + 1]])
             place += 2

@@ -106,7 +106,7 @@ def parse(content: bytes) -> FlightDump:
         raise ValueError("is not a flight recorder dump: it has no version")
     version = values["version"]
     if not isinstance(version, str) or not _VERSION.match(version):
-        raise ValueError(f"has the unknown format {words.elided(str(version)[:MOST_NAME], 16)}")
+        raise ValueError(f"has the unknown format {words.elided(str(version)[:MOST_NAME], 16)}; known are 1.x and 2.x")
     rows: list[Mapping[object, object]] = [
         read_as(dict, row, "entry") for row in read_as(list, values.get("entries", []), "entries")
     ]

@@ -30,7 +30,7 @@ _EVENTS = "anon_inode:[eventfd]"
 _OF_LIBRARIES = re.compile("gloo|pt_|nccl|cuda", re.IGNORECASE)  # names of threads of torch, gloo, NCCL and CUDA
 _EVENT_LOOP = "run_forever"  # of asyncio/base_events.py
 _TERMINAL = re.compile(r"/dev/(pts/\d+|tty\w*|console)")
-_NOT_FOUND = Awaited(name="a process that may answer it and was not found", end="unknown")
+_NOT_FOUND = Awaited(name="the process that should wake it (not found)", end="unknown")
 _CLIENTS = Awaited(name="clients", end="unknown")
 _WEIGHTS: tuple[WaitEnd, ...] = ("held", "unknown", "outside", "sleeps", "lost", "process", "program", "cycle")
 """The order of ends: the wait behind several processes has the end that comes first here."""

@@ -316,7 +316,7 @@ CHECK_FIRST: tuple[Rule, ...] = (
         _find_outside_collectives(lambda group: is_answered_by_process(group) and not _idles_in_loop(group)),
         ("ranks",),
         "awaits_process",
-    )._replace(outnumber="more"),
+    )._replace(outnumber="twice"),
     _make_rule(
         "wait for another process or for events, while the others wait for their GPUs",
         _find_only_group(_awaits_process_or_events),

@@ -148,6 +148,7 @@ def _passes(finding: Finding, rule: Rule) -> bool:
     enough = {
         "as many": waiting >= suspects,
         "more": waiting > suspects or waiting == suspects == 1,
+        "twice": waiting >= 2 * suspects,
         "three times": waiting >= 3 * suspects,
     }
     others = count_ranks(finding.others)

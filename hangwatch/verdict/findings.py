@@ -20,7 +20,7 @@ class Rule(NamedTuple):
     `description` completes "Ranks that ..." in docs/verdicts.md. At least half of the ranks in `half_of` must wait for
     one of the kinds in `waiting`. `half_of` is "dumped" (the other ranks with a stack), "others" (the other ranks that
     responded) or "answered" (all ranks that responded). `outnumber` is the required number of waiting ranks: "as many"
-    as suspects, "more" than suspects (or one against one), or "three times" as many.
+    as suspects, "more" than suspects (or one against one), "twice" or "three times" as many.
 
     `by_stack` is true if the rule finds suspects by their stacks. A rank in the same place as a suspect does not wait
     for it. After such a rule with suspects no other rule is tried, unless `gives_way` is true. `weigh` returns a
@@ -35,7 +35,7 @@ class Rule(NamedTuple):
     suspects: Callable[[Scene], Sequence[Group]]
     waiting: tuple[str, ...] = ("ranks", "gpu")
     half_of: Literal["dumped", "others", "answered"] = "others"
-    outnumber: Literal["as many", "more", "three times"] = "as many"
+    outnumber: Literal["as many", "more", "twice", "three times"] = "as many"
     confidence: Confidence = Confidence.HIGH
     weigh: Callable[[Finding], Confidence] | None = None
     by_stack: bool = False

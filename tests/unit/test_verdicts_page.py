@@ -30,6 +30,7 @@ OTHERS = {
 OUTNUMBER = {
     "as many": "≥ suspects",
     "more": "> suspects, or 1 to 1",
+    "twice": "≥ twice the suspects",
     "three times": "≥ three times the suspects",
 }
 

@@ -292,7 +292,8 @@ class WaitChains(NamedTuple):
         The main thread waits at a lock or an event, as in the clients of object stores and message queues. Threads of
         compiled code count, except those of torch, gloo, NCCL and CUDA, and in a job with ranks on other nodes. Of the
         threads with a Python stack, which are `threads`, only event loops count: others report and poll by themselves.
-        With `awaits_any`, any thread counts that waits for clients: a request of theirs may end the wait.
+        With `awaits_any`, those count, too, that wait for clients: a request of theirs may end the wait. Threads of
+        compiled code that do so serve a library, as in each process of Ray.
         """
         job, numbers = self.job, call.descriptors[:MOST_DESCRIPTORS]
         is_event = call.kind == "receives" and bool(numbers) and all(self._is_own(pid, number) for number in numbers)
@@ -301,16 +302,16 @@ class WaitChains(NamedTuple):
         python = {thread.thread_id: thread for thread in threads if thread.frames}
         folder = job.proc_root / str(pid) / "task"
         for thread, its_call in job.thread_calls(pid).items():
-            serves = awaits_any and self.awaits_clients(pid, its_call)
+            stack = python.get(str(procfs.read_inner_pid(thread, folder)))
+            serves = awaits_any and stack is not None and self.awaits_clients(pid, its_call)
             if (awaited := _CLIENTS if serves else self._find_peer(pid, its_call, is_event=is_event)) is None:
                 continue
-            stack = python.get(str(procfs.read_inner_pid(thread, folder)))
             comm = pseudo_files.read_or_empty(f"{folder}/{thread}/comm").strip()
             is_client = stack is None and not (job.has_ranks_on_other_nodes or _OF_LIBRARIES.search(comm))
             is_loop = stack is not None and any(
                 stack_frames.plain_name(frame.function) == _EVENT_LOOP for frame in stack.frames
             )
-            if is_client or is_loop or (serves and stack is not None):
+            if serves or is_client or is_loop:
                 name = words.printable(comm if stack is None else stack.name or comm)
                 return replace(awaited, name=f"its thread {name}, which waits for {awaited.name}")
         return None

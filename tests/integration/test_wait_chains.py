@@ -79,6 +79,10 @@ os.read(signal, 8)
 """
 IN_LOOP = AT_QUEUE.replace("os.read(signal, 8)", "own = socket.socketpair(); select.select([signal, own[0]], [], [])")
 SERVES = "threading.Thread(target=socket.create_server(('127.0.0.1', 0)).accept).start(); ready(); "
+LIBRARY_SERVES = (
+    "server = socket.create_server(('127.0.0.1', 0)); "
+    "_thread.start_new_thread(collections.deque, (iter(server._accept, None), 0)); ready(); "
+)
 STOPS, ASKS_BACK = "os.kill(os.getpid(), signal.SIGSTOP)", "os.read(questions[0], 1)"
 
 
@@ -144,12 +148,13 @@ def test_rank_is_blocked_by_helper_without_answer(tmp_path: Path, program: str, 
         ),
         (f"{SERVES}lock.acquire()", Signature.BLOCKED),
         (f"{SERVES}queue.Queue().get()", Signature.UNKNOWN),
+        (f"{LIBRARY_SERVES}queue.Queue().get()", Signature.BLOCKED),
     ],
 )
 def test_rank_at_lock_awaits_event_loop_not_polling_thread(tmp_path: Path, waits: str, signature: Signature) -> None:
     with socket.create_server(("127.0.0.2", 0)) as listening:
         code = f"""
-import asyncio, queue, socket, threading
+import _thread, asyncio, collections, queue, socket, threading
 server, lock, loop = socket.create_connection({listening.getsockname()}), threading.Lock(), asyncio.new_event_loop()
 server.sendall(b"a question")
 lock.acquire()

@@ -54,9 +54,15 @@ def test_promtool_takes_the_example_configuration() -> None:
     assert "WARNING" not in done.stdout + done.stderr
 
 
+@pytest.mark.parametrize("is_reversed", [False, True], ids=["in order", "in reverse"])
 @pytest.mark.parametrize("path", sorted(CASES.glob("*.yaml")), ids=lambda path: path.stem)
-def test_the_alerts_fire_and_resolve(path: Path) -> None:
-    done = run("promtool", "test", "rules", path)
+def test_the_alerts_fire_and_resolve(path: Path, tmp_path: Path, is_reversed: bool) -> None:
+    """Without an order promtool evaluates the groups in any order, as Prometheus does."""
+    groups = [group["name"] for group in yaml.safe_load(RULES.read_text())["groups"]]
+    order = ", ".join(groups[::-1] if is_reversed else groups)
+    text = path.read_text().replace("../../../", f"{ROOT}/")
+    (tmp_path / path.name).write_text(f"group_eval_order: [{order}]\n{text}")
+    done = run("promtool", "test", "rules", tmp_path / path.name)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -11,6 +11,7 @@ from msgspec import structs
 
 from hangwatch import words
 from hangwatch.formats import process_title
+from hangwatch.limits import MOST_RANKS
 from hangwatch.logs import failures
 from hangwatch.logs.kernel_text import KernelLogLine
 from hangwatch.logs.merged_logs import RankLog
@@ -68,7 +69,7 @@ def collect(sources: Iterable[tuple[str, Iterable[str]]], world_size: int | None
             streams[name] = _read_source(name, named[name], lines, interned, found_logs)
         except HugeStackError as error:
             notes.append(f"{name}: not read: {error}")
-    for name, of_file in _name_nodes(_localize_ranks(streams)).items():
+    for name, of_file in _name_nodes(_localize_ranks(streams, world_size)).items():
         read += [_sort_processes(source, notes) for source in of_file if source.reader.processes]
         found_logs.add(name, of_file)
     programs = roles.find_programs([process for part in read if part.are_ranks for process in part.candidates])
@@ -83,22 +84,24 @@ def collect(sources: Iterable[tuple[str, Iterable[str]]], world_size: int | None
     return Collected(tuple(ranks), tuple(notes), world_size, logs, kernel, works, tuple(found_logs.unranked))
 
 
-def _localize_ranks(streams: Mapping[str, list[Source]]) -> Mapping[str, list[Source]]:
-    """Return the streams with local ranks if most ranks are on several nodes: `[host:3]` is then local rank 3."""
+def _localize_ranks(streams: Mapping[str, list[Source]], world_size: int | None) -> Mapping[str, list[Source]]:
+    """Return the streams with local ranks if most ranks are on several nodes: `[host:3]` is then local rank 3.
+
+    They stay global ranks if the job has fewer ranks than there would be.
+    """
     places = {
         source: structs.replace(source.id, rank=None, local_rank=source.id.rank)
         for source in chain.from_iterable(streams.values())
         if source.id.node and source.id == RankId(node=source.id.node, rank=source.id.rank)
     }
     nodes = list_by_key({(place.local_rank, place.node) for place in places.values() if place.local_rank is not None})
-    return (
-        streams
-        if 2 * sum(len(of_rank) > 1 for of_rank in nodes.values()) <= len(nodes)
-        else {
-            name: [source._replace(id=places.get(source, source.id)) for source in of_file]
-            for name, of_file in streams.items()
-        }
-    )
+    are_global = 2 * sum(len(of_rank) > 1 for of_rank in nodes.values()) <= len(nodes)
+    if are_global or (world_size or MOST_RANKS) < sum(map(len, nodes.values())):
+        return streams
+    return {
+        name: [source._replace(id=places.get(source, source.id)) for source in of_file]
+        for name, of_file in streams.items()
+    }
 
 
 def _name_nodes(streams: Mapping[str, list[Source]]) -> Mapping[str, list[Source]]:

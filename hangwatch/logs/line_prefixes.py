@@ -232,7 +232,10 @@ def _split_start(line: str, file_id: RankId, label_kind: str) -> tuple[RankId, b
 
 def _split_within(node: str, rest: str) -> tuple[RankId, bool, str]:
     """Split the rest of a line of a node or pod, in which a launcher may have written a prefix, too."""
-    inner, sure, rest = split(rest, RankId(node=node))
+    within = RankId(node=node)
+    if "[pod/" in rest:  # of one line only the first pod counts, however many it names
+        return within, True, rest
+    inner, sure, rest = split(rest, within)
     return replace(inner, node=node), sure, rest
 
 

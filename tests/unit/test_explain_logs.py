@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hangwatch.formats import log_times
-from hangwatch.logs import failures, kernel_text, log_evidence, rank_log
+from hangwatch.logs import failures, kernel_text, line_prefixes, log_evidence, rank_log
 from hangwatch.model import Confidence, Evidence, RankId, Verdict
 from hangwatch.tools.commands.explain import explain
 from hangwatch.tools.explain import streams, traces
@@ -81,6 +81,12 @@ def test_the_last_lines_are_folded_and_the_rank_behind_is_looked_at_first(prefix
     assert RankId(node=look.node, rank=look.rank, local_rank=look.local_rank) == of
     assert "PYTHONUNBUFFERED" in look.settle
     assert (verdict.kind, verdict.named, verdict.confidence) == ("LogsOnly", (), Confidence.NONE)
+
+
+@pytest.mark.parametrize("pod", ["[pod/a/b] ", "[pod/a/b] 2026-11-22T12:00:00Z "])
+def test_a_line_of_thousands_of_pods_is_of_the_first_one(pod: str) -> None:
+    rank, _, rest = line_prefixes.split(f"[pod/first/c] {pod * 2000}x", RankId())
+    assert (rank.node, rest[-1]) == ("first", "x")
 
 
 def test_one_file_for_each_rank_without_times() -> None:

@@ -6,12 +6,12 @@ import sys
 import textwrap
 from collections.abc import Iterator, Mapping
 from types import ModuleType
-from typing import get_args, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 import msgspec
 from msgspec import Meta
 
-from hangwatch.checks.framework.contract import AnyCheck
+from hangwatch.checks.framework.contract import AnyCheck, Metric
 
 INTRODUCTION = """# The checks
 
@@ -49,6 +49,11 @@ def page(checks: Mapping[str, AnyCheck]) -> str:
     return "\n".join([INTRODUCTION, *overview, "", *sections]).rstrip() + "\n"
 
 
+def list_metrics(check: AnyCheck) -> list[tuple[Metric[Any], tuple[str, ...]]]:
+    """Return the metrics of a check, each with the names of its labels."""
+    return [(metric, (*group.labels, *metric.by)) for group in check.metrics for metric in group.metrics]
+
+
 def _section(check: AnyCheck) -> Iterator[str]:
     yield f"## {check.name}\n"
     if detail := "\n".join(_docstring(check).splitlines()[1:]).strip():
@@ -62,9 +67,9 @@ def _section(check: AnyCheck) -> Iterator[str]:
         yield from ["", "| key | default | meaning |", "|---|---|---|", *settings]
     if check.metrics:
         yield from ["", "| metric | meaning |", "|---|---|"]
-    for metric in check.metrics:
-        labels = f"{{{', '.join(metric.labels)}}}" if metric.labels else ""
-        yield f"| `hangwatch_{metric.name}{labels}` | {metric.help} |"
+    for metric, labels in list_metrics(check):
+        named = f"{{{', '.join(labels)}}}" if labels else ""
+        yield f"| `hangwatch_{metric.name}{named}` | {metric.help} |"
     yield ""
 
 

@@ -14,6 +14,7 @@ from hangwatch.probes.base.filesystems import FilesystemReader
 from hangwatch.probes.node.kmsg import KernelEvents, KernelLog
 from hangwatch.probes.node.machine import Clock, Node
 from hangwatch.probes.torch_recorder import Recorders
+from tests.checks_page import list_metrics
 
 LIMITS = """Limit                     Soft Limit           Hard Limit           Units
 Max cpu time              unlimited            unlimited            seconds
@@ -186,7 +187,7 @@ class Checked:
         assert result.verdict.reason.isidentifier() and result.verdict.reason[0].isupper()
         if result.verdict.status.name != "OK":
             assert result.verdict.remedy, "a finding says what to type"
-        declared = {metric.name for metric in self.check.metrics}
+        declared = {metric.name for metric, _ in list_metrics(self.check)}
         assert {point.name for point in result.points} <= declared
         return result
 

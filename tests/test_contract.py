@@ -25,18 +25,16 @@ TEA = '''"""Whether there is tea.
 A node without tea trains as well as any other. It does not page.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Annotated
 
 from msgspec import Meta
 
 from hangwatch.checks.framework import contract
-from hangwatch.checks.framework.contract import Check, Metric, critical, ok
-from hangwatch.model import CheckVerdict, Point
+from hangwatch.checks.framework.contract import Check, Metric, Metrics, critical, ok
+from hangwatch.model import CheckVerdict
 from hangwatch.probes.base import pseudo_files as pseudofiles
 from hangwatch.probes.node.machine import Node
-
-LEFT = Metric(name="tea_left_bytes", help="tea that is left")
 
 
 class Settings(contract.Settings, frozen=True):
@@ -57,9 +55,7 @@ def observe(node: Node, _: Settings) -> Sample | None:
     return Sample(left_bytes=len(text)) if isinstance(text, str) else None
 
 
-def points(sample: Sample) -> Iterable[Point]:
-    """What is left."""
-    yield LEFT.point(sample.left_bytes)
+METRICS = (Metrics[Sample, Sample](Metric("tea_left_bytes", "tea that is left", lambda sample: sample.left_bytes)),)
 
 
 def judge(window: Sequence[Sample], settings: Settings) -> CheckVerdict:
@@ -70,7 +66,7 @@ def judge(window: Sequence[Sample], settings: Settings) -> CheckVerdict:
     return ok("TeaThere", f"{left} bytes of tea are there")
 
 
-CHECK = Check(observe, points, judge, settings=Settings)
+CHECK = Check(observe, METRICS, judge, settings=Settings)
 '''
 
 

@@ -7,29 +7,18 @@ It detects a jump by comparison with the monotonic clock. `hangwatch check --nod
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Annotated
 
 from msgspec import Meta
 
 from hangwatch.checks.framework import contract
-from hangwatch.checks.framework.contract import Check, Metric, critical, ok, warning, worst
+from hangwatch.checks.framework.contract import Check, Metric, Metrics, critical, ok, warning, worst
 from hangwatch.config import describe
-from hangwatch.model import CheckVerdict, Fault, Point
+from hangwatch.model import CheckVerdict, Fault
 from hangwatch.probes.node import chrony, timex
 from hangwatch.probes.node.machine import Node
-
-SYNCHRONIZED = Metric(
-    "clock_synchronized", "1 while the clock is synchronized: chronyd follows a source, else no STA_UNSYNC"
-)
-OFFSET = Metric(
-    "clock_offset_seconds",
-    "time by which the source is ahead of this clock; source kernel: the correction that remains",
-    labels=("source",),
-)
-ESTIMATED = Metric("clock_estimated_error_seconds", "the kernel's estimated error (adjtimex esterror)")
-MAXIMUM = Metric("clock_maximum_error_seconds", "the kernel's maximum error (adjtimex maxerror)")
 
 KEEP_TIME = (
     "systemctl enable --now chronyd (on the host); then `chronyc -n sources` must mark a source with *; "
@@ -79,16 +68,37 @@ def observe(node: Node, _: Settings) -> Sample | Fault | None:
     )
 
 
-def points(sample: Sample) -> Iterable[Point]:
-    """Yield the state of the clock, and its errors and offsets in seconds."""
-    daemon = sample.chrony or sample.kernel
-    if daemon is not None:
-        yield SYNCHRONIZED.point(daemon.synchronized)
-    if sample.kernel is not None:
-        yield ESTIMATED.point(sample.kernel.estimated_error_seconds)
-        yield MAXIMUM.point(sample.kernel.maximum_error_seconds)
-    for source, offset in _offsets(sample):
-        yield OFFSET.point(offset, source=source)
+METRICS = (
+    Metrics[Sample, chrony.Tracking | timex.Timex](
+        Metric(
+            "clock_synchronized",
+            "1 while the clock is synchronized: chronyd follows a source, else no STA_UNSYNC",
+            lambda daemon: daemon.synchronized,
+        ),
+        subjects=lambda sample: [sample.chrony or sample.kernel],
+    ),
+    Metrics[Sample, Sample](
+        Metric(
+            "clock_offset_seconds",
+            "time by which the source is ahead of this clock; source kernel: the correction that remains",
+            lambda sample: dict(_offsets(sample)),
+            by=("source",),
+        ),
+    ),
+    Metrics[Sample, timex.Timex](
+        Metric(
+            "clock_estimated_error_seconds",
+            "the kernel's estimated error (adjtimex esterror)",
+            lambda kernel: kernel.estimated_error_seconds,
+        ),
+        Metric(
+            "clock_maximum_error_seconds",
+            "the kernel's maximum error (adjtimex maxerror)",
+            lambda kernel: kernel.maximum_error_seconds,
+        ),
+        subjects=lambda sample: [sample.kernel],
+    ),
+)
 
 
 def _offsets(sample: Sample) -> Iterator[tuple[str, float]]:
@@ -159,4 +169,4 @@ def table(sample: Sample) -> contract.Rows:
         yield source, f"{offset:+.6f}", remarks.get(source, "")
 
 
-CHECK = Check(observe, points, judge, table, Settings, window=10)
+CHECK = Check(observe, METRICS, judge, table, Settings, window=10)

@@ -5,28 +5,19 @@ the flight recorder of the ranks, or else from environment variables and PyTorch
 source.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from msgspec.structs import replace
 
 from hangwatch.checks.framework import contract
-from hangwatch.checks.framework.contract import Check, Metric, ok, warning, worst
+from hangwatch.checks.framework.contract import Check, Metric, Metrics, ok, warning, worst
 from hangwatch.jobs.collective_timeout import VARIABLES, TimeoutSettings, read_timeouts
-from hangwatch.model import CheckVerdict, Fault, Job, Point
+from hangwatch.model import CheckVerdict, Fault, Job
 from hangwatch.probes.node.machine import Node
 from hangwatch.probes.process import proc_pid
 
 RECORDED = "from its flight recorder"
 
-TIMEOUT = Metric(
-    "collective_timeout_seconds", "timeout of the job's collectives, after which the job ends", labels=contract.JOB
-)
-HEARTBEAT = Metric(
-    "collective_heartbeat_timeout_seconds",
-    "timeout of PyTorch's monitor for a stuck NCCL watchdog",
-    labels=contract.JOB,
-)
-DUMP_AFTER = Metric("collective_dump_after_seconds", "seconds from a hang until hangwatch has the stacks")
 MARGIN_SECONDS = 30.0  # least time between the end of a capture and the collective timeout
 
 
@@ -69,12 +60,29 @@ def _with_recorded(derived: TimeoutSettings, job: Job, node: Node) -> TimeoutSet
     return derived if seconds is None else replace(derived, collective_seconds=seconds, source=RECORDED)
 
 
-def points(sample: Sample) -> Iterable[Point]:
-    """Yield both timeouts of each job, and the seconds from a hang until hangwatch has the stacks."""
-    yield from DUMP_AFTER.points(sample.dump_after_seconds)
-    for job in sample.jobs:
-        yield from TIMEOUT.points(job.collective_seconds, **job.job.labels)
-        yield from HEARTBEAT.points(job.heartbeat_seconds, **job.job.labels)
+METRICS = (
+    Metrics[Sample, Sample](
+        Metric(
+            "collective_dump_after_seconds",
+            "seconds from a hang until hangwatch has the stacks",
+            lambda sample: sample.dump_after_seconds,
+        ),
+    ),
+    Metrics[Sample, TimeoutSettings](
+        Metric(
+            "collective_timeout_seconds",
+            "timeout of the job's collectives, after which the job ends",
+            lambda job: job.collective_seconds,
+        ),
+        Metric(
+            "collective_heartbeat_timeout_seconds",
+            "timeout of PyTorch's monitor for a stuck NCCL watchdog",
+            lambda job: job.heartbeat_seconds,
+        ),
+        subjects=lambda sample: sample.jobs,
+        labels=contract.JOB,
+    ),
+)
 
 
 def judge(window: Sequence[Sample], _: contract.Settings) -> CheckVerdict:
@@ -126,4 +134,4 @@ def _sentence(job: TimeoutSettings) -> str:
     return f"job {job.job} {timeout}{ignored}"
 
 
-CHECK = Check(observe, points, judge, absent="no training job runs on this node")
+CHECK = Check(observe, METRICS, judge, absent="no training job runs on this node")

@@ -4,19 +4,18 @@ py-spy reads the memory of a rank. The kernel permits that to the same user or w
 seccomp filter forbids it. The check tests this permission for each rank. The rank is not stopped.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from hangwatch import words
 from hangwatch.checks.framework import contract
-from hangwatch.checks.framework.contract import Check, Metric, ok, warning, worst
-from hangwatch.model import CheckVerdict, Fault, Point, Value
+from hangwatch.checks.framework.contract import Check, Metric, Metrics, ok, warning, worst
+from hangwatch.model import CheckVerdict, Fault, Value
 from hangwatch.model.keyed_lists import list_by_key
 from hangwatch.probes.base import procfs
 from hangwatch.probes.base.interpreter import pip_install
 from hangwatch.probes.node.machine import Node
 from hangwatch.probes.process import dump_obstacles, dump_permissions, pyspy, pystack
 
-DUMPABLE = Metric("dump_permitted", "1 if hangwatch may take the stack of the rank", labels=contract.RANK)
 MOST_JOBS = 4  # in one message
 YAMA_FORBIDS_ALL = 3
 ALLOW_PTRACE = "set kernel.yama.ptrace_scope = 1 in /etc/sysctl.d, then reboot"
@@ -66,10 +65,13 @@ def observe(node: Node, _: contract.Settings) -> Sample | Fault | None:
     return Sample(rights=rights, ranks=tuple(ranks))
 
 
-def points(sample: Sample) -> Iterable[Point]:
-    """Yield 1 or 0 for each rank: hangwatch may dump it, or not."""
-    for rank in sample.ranks:
-        yield DUMPABLE.point(rank.permitted, **rank.rank.labels)
+METRICS = (
+    Metrics[Sample, RankRight](
+        Metric("dump_permitted", "1 if hangwatch may take the stack of the rank", lambda rank: rank.permitted),
+        subjects=lambda sample: sample.ranks,
+        labels=contract.RANK,
+    ),
+)
 
 
 def judge(window: Sequence[Sample], _: contract.Settings) -> CheckVerdict:
@@ -165,4 +167,4 @@ def table(sample: Sample) -> contract.Rows:
         yield name, permitted if rank.permitted else "refused"
 
 
-CHECK = Check(observe, points, judge, table, absent="this node has no /proc/self/status")
+CHECK = Check(observe, METRICS, judge, table, absent="this node has no /proc/self/status")

@@ -15,17 +15,12 @@ import msgspec
 
 from hangwatch import tables
 from hangwatch.checks.framework import contract
-from hangwatch.checks.framework.contract import Check, Metric, ok, warning, worst
+from hangwatch.checks.framework.contract import Check, Metric, Metrics, ok, warning, worst
 from hangwatch.config import describe
-from hangwatch.model import CheckVerdict, Fault, Job, JobName, Point, Value
+from hangwatch.model import CheckVerdict, Fault, Job, JobName, Value
 from hangwatch.probes.node.machine import Node
 from hangwatch.probes.process import proc_pid
 
-KNOWN_HANG = Metric(
-    "environment_known_hang",
-    "1 for each known cause of hangs in the environment of the job",
-    labels=(*contract.JOB, "rule"),
-)
 DEADLINE_SECONDS = 2.0
 
 _LIBRARIES = re.compile(r"/libnccl\.so|/libtorch_cpu\.so")
@@ -165,11 +160,18 @@ def matching(job: JobEnvironment) -> list[Rule]:
     ]
 
 
-def points(sample: Sample) -> Iterable[Point]:
-    """Yield the number 1 for each rule that matches a job."""
-    for job in sample.jobs:
-        for rule in matching(job):
-            yield KNOWN_HANG.point(1, **job.job.labels, rule=rule.name)
+METRICS = (
+    Metrics[Sample, JobEnvironment](
+        Metric(
+            "environment_known_hang",
+            "1 for each known cause of hangs in the environment of the job",
+            lambda job: dict.fromkeys((rule.name for rule in matching(job)), 1),
+            by=("rule",),
+        ),
+        subjects=lambda sample: sample.jobs,
+        labels=contract.JOB,
+    ),
+)
 
 
 def judge(window: Sequence[Sample], settings: Settings) -> CheckVerdict:
@@ -202,4 +204,4 @@ def table(sample: Sample) -> contract.Rows:
         yield job.job, job.nccl or "unknown", job.torch or "unknown", variables
 
 
-CHECK = Check(observe, points, judge, table, Settings, every_seconds=300, absent="no training job runs on this node")
+CHECK = Check(observe, METRICS, judge, table, Settings, every_seconds=300, absent="no training job runs on this node")

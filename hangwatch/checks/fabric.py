@@ -1,20 +1,16 @@
 """Registration of every GPU with the NVSwitch fabric. Without it, CUDA programs do not start, or hang."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from hangwatch.checks.framework import contract
-from hangwatch.checks.framework.contract import Check, Metric, Rows, critical, ok, unknown, warning, worst
-from hangwatch.model import CheckVerdict, Fault, Point
+from hangwatch.checks.framework.contract import Check, Metric, Metrics, Rows, critical, ok, unknown, warning, worst
+from hangwatch.model import CheckVerdict, Fault
 from hangwatch.probes.base import procfs
 from hangwatch.probes.gpu import query
 from hangwatch.probes.gpu.details import Details, GpuFabric
 from hangwatch.probes.node import pci
 from hangwatch.probes.node.machine import Node
-
-COMPLETED = Metric(
-    "gpu_fabric_completed", "1 if the fabric manager has registered the GPU without error", labels=contract.GPU
-)
 
 MANAGER_PROGRAM = "nv-fabricmanager"
 MANAGER = "start nvidia-fabricmanager (`systemctl status nvidia-fabricmanager`); it must have the version of the driver"
@@ -52,10 +48,17 @@ def observe(node: Node, _: contract.Settings) -> Sample | Fault | None:
     )
 
 
-def points(sample: Sample) -> Iterable[Point]:
-    """Yield 1 for each GPU that is registered without error, else 0."""
-    for gpu in sample.gpus:
-        yield COMPLETED.point(gpu.state == "Completed" and gpu.error == 0, **contract.gpu_labels(gpu))
+METRICS = (
+    Metrics[Sample, GpuFabric](
+        Metric(
+            "gpu_fabric_completed",
+            "1 if the fabric manager has registered the GPU without error",
+            lambda gpu: gpu.state == "Completed" and gpu.error == 0,
+        ),
+        subjects=lambda sample: sample.gpus,
+        labels=contract.GPU,
+    ),
+)
 
 
 def judge(window: Sequence[Sample], _: contract.Settings) -> CheckVerdict:
@@ -108,7 +111,7 @@ def table(sample: Sample) -> Rows:
 
 CHECK = Check(
     observe,
-    points,
+    METRICS,
     judge,
     table,
     every_seconds=120.0,

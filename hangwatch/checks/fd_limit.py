@@ -5,28 +5,21 @@ that reaches its limit gets EMFILE in one thread, and the other ranks wait. A jo
 its hard limit, so the check judges both.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated
 
 from hangwatch import words
 from hangwatch.checks.framework import contract
-from hangwatch.checks.framework.contract import Check, Metric, critical, ok, warning, worst
+from hangwatch.checks.framework.contract import Check, Metric, Metrics, critical, ok, warning, worst
 from hangwatch.config import describe
-from hangwatch.model import CheckVerdict, Fault, Point, Value
+from hangwatch.model import CheckVerdict, Fault, Value
 from hangwatch.model.keyed_lists import list_by_key
 from hangwatch.probes.base import procfs, pseudo_files
 from hangwatch.probes.node.machine import Node
 from hangwatch.probes.process import proc_pid
 
-NODE_OPEN = Metric("fd_open_files", "files open on the node (fs.file-nr)")
-NODE_MAX = Metric("fd_max_files", "maximum of open files on the node (fs.file-max)")
 LABELS = (*contract.JOB, "role")
-OPEN = Metric(
-    "fd_process_open_files", "highest number of open files of one process with this role in the job", labels=LABELS
-)
-SOFT = Metric("fd_process_soft_limit", "the job's lowest soft limit on open files", labels=LABELS)
-HARD = Metric("fd_process_hard_limit", "the job's lowest hard limit on open files", labels=LABELS)
 
 REMEDY_JOB = (
     "raise the limit where the job starts: LimitNOFILE=1048576 in slurmd's or containerd's unit, `ulimit -n`, "
@@ -130,20 +123,44 @@ def _launchers(node: Node, comms: tuple[str, ...]) -> Iterator[Holder]:
             yield Holder(rank=None, role=role, pid=pid, comm=comm, soft=limit.soft, hard=limit.hard)
 
 
-def points(sample: Sample) -> Iterable[Point]:
-    """Yield the numbers of the node, and for each job and role the most open files and the lowest limits.
+METRICS = (
+    Metrics[Sample, Sample](
+        Metric("fd_open_files", "files open on the node (fs.file-nr)", lambda sample: sample.node_open),
+        Metric("fd_max_files", "maximum of open files on the node (fs.file-max)", lambda sample: sample.node_max),
+        Metric(
+            "fd_process_open_files",
+            "highest number of open files of one process with this role in the job",
+            lambda sample: _measure_roles(sample, lambda holders: max(holder.open or 0 for holder in holders)),
+            by=LABELS,
+        ),
+        Metric(
+            "fd_process_soft_limit",
+            "the job's lowest soft limit on open files",
+            lambda sample: _measure_roles(sample, lambda holders: min(holder.soft for holder in holders)),
+            by=LABELS,
+        ),
+        Metric(
+            "fd_process_hard_limit",
+            "the job's lowest hard limit on open files",
+            lambda sample: _measure_roles(sample, lambda holders: min(holder.hard for holder in holders)),
+            by=LABELS,
+        ),
+    ),
+)
+
+
+def _measure_roles(sample: Sample, measure: Callable[[Sequence[Holder]], float]) -> dict[tuple[str, str, str], float]:
+    """Return a number for each job and role.
 
     The verdict names the process. There are no series per rank: they would double the metrics of a node with eight
     ranks.
     """
-    yield NODE_OPEN.point(sample.node_open)
-    yield NODE_MAX.point(sample.node_max)
-    of_ranks = (((holder.rank.job, holder.role), holder) for holder in sample.holders if holder.rank is not None)
-    for (job, role), holders in list_by_key(of_ranks).items():
-        labels = {**job.labels, "role": role}
-        yield OPEN.point(max(holder.open or 0 for holder in holders), **labels)
-        yield SOFT.point(min(holder.soft for holder in holders), **labels)
-        yield HARD.point(min(holder.hard for holder in holders), **labels)
+    of_ranks = (
+        ((holder.rank.job.job_id, holder.rank.job.job_key, holder.role), holder)
+        for holder in sample.holders
+        if holder.rank is not None
+    )
+    return {labels: measure(holders) for labels, holders in list_by_key(of_ranks).items()}
 
 
 def judge(window: Sequence[Sample], settings: Settings) -> CheckVerdict:
@@ -196,4 +213,4 @@ def table(sample: Sample) -> contract.Rows:
         yield holder, holder.open, f"{holder.soft:.0f}", f"{holder.hard:.0f}"
 
 
-CHECK = Check(observe, points, judge, table, Settings, absent="this node has no fs.file-nr")
+CHECK = Check(observe, METRICS, judge, table, Settings, absent="this node has no fs.file-nr")

@@ -5,13 +5,13 @@ first success, by this check or by a capture, it does not read that rank again.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 from hangwatch import words
 from hangwatch.checks.framework import contract
-from hangwatch.checks.framework.contract import Check, Metric, ok, warning
-from hangwatch.model import CheckVerdict, Fault, Job, JobName, Point, Value
+from hangwatch.checks.framework.contract import Check, Metric, Metrics, ok, warning
+from hangwatch.model import CheckVerdict, Fault, Job, JobName, Value
 from hangwatch.model.flight_records import Library, RankRecords
 from hangwatch.model.keyed_lists import list_by_key
 from hangwatch.probes.node.machine import Node
@@ -19,11 +19,6 @@ from hangwatch.probes.node.machine import Node
 MOST_JOBS_OF_AN_OWNER = 8
 EVERY_SECONDS = 300
 
-CAPACITY = Metric(
-    "flight_recorder_capacity",
-    "operations that PyTorch's flight recorder can hold; 0 if it is off",
-    labels=contract.JOB,
-)
 
 State = Literal["there", "unused", "off", "unread"]
 
@@ -93,10 +88,17 @@ def _presence(job: Job, answers: Sequence[RankRecords | Fault]) -> Presence | No
     return Presence(job=job.name, state="unused") if recorders else None
 
 
-def points(sample: Sample) -> Iterable[Point]:
-    """Yield the capacity of each recorder in records."""
-    for presence in sample.jobs:
-        yield from CAPACITY.points(presence.capacity, **presence.job.labels)
+METRICS = (
+    Metrics[Sample, Presence](
+        Metric(
+            "flight_recorder_capacity",
+            "operations that PyTorch's flight recorder can hold; 0 if it is off",
+            lambda presence: presence.capacity,
+        ),
+        subjects=lambda sample: sample.jobs,
+        labels=contract.JOB,
+    ),
+)
 
 
 def judge(window: Sequence[Sample], _: contract.Settings) -> CheckVerdict:
@@ -138,5 +140,5 @@ def table(sample: Sample) -> contract.Rows:
 
 
 CHECK = Check(
-    observe, points, judge, table, every_seconds=EVERY_SECONDS, absent="no job on this node has loaded PyTorch"
+    observe, METRICS, judge, table, every_seconds=EVERY_SECONDS, absent="no job on this node has loaded PyTorch"
 )

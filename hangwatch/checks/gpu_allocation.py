@@ -6,19 +6,17 @@ process died in the driver: the next job has less memory than it expects. Both a
 configured time shows them, because jobs take a while to start and to end.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from hangwatch import words
 from hangwatch.checks.framework import contract
-from hangwatch.checks.framework.contract import GPU, Check, Metric, Rows, gpu_labels, ok, warning, worst
-from hangwatch.model import CheckVerdict, Fault, GpuName, Point
+from hangwatch.checks.framework.contract import Check, Metric, Metrics, Rows, ok, warning, worst
+from hangwatch.model import CheckVerdict, Fault, GpuName
 from hangwatch.probes.base import procfs
 from hangwatch.probes.gpu import gpu_holders, query
 from hangwatch.probes.gpu.details import Details, GpuOccupancy
 from hangwatch.probes.node.machine import Node
 
-IDLE = Metric("gpu_held_without_process", "1 while the GPU is allocated and has no process", labels=GPU)
-LEFT = Metric("gpu_memory_without_process_bytes", "memory in use while the GPU has no process", labels=GPU)
 WINDOW = 122  # the samples of two hours
 HELD_SECONDS = 1800.0  # of an allocated GPU without a process
 LEFT_SECONDS = 600.0  # of memory in use without a process
@@ -71,16 +69,22 @@ def observe(node: Node, _: contract.Settings) -> Sample | Fault | None:
     return Sample(gpus=gpus, boot_seconds=node.clock.monotonic(), faults=(*details.faults, *allocated.faults))
 
 
-def points(sample: Sample) -> Iterable[Point]:
-    """Yield for each GPU 1 if it is allocated but has no process, else 0.
-
-    And the memory that no process holds, in bytes.
-    """
-    for gpu in sample.gpus:
-        if gpu.is_used is not None:
-            yield IDLE.point(not gpu.is_used and bool(gpu.holders), **gpu_labels(gpu))
-            memory_bytes = 0 if gpu.is_used and gpu.memory_used_bytes is not None else gpu.memory_used_bytes
-            yield from LEFT.points(memory_bytes, **gpu_labels(gpu))
+METRICS = (
+    Metrics[Sample, GpuUse](
+        Metric(
+            "gpu_held_without_process",
+            "1 while the GPU is allocated and has no process",
+            lambda gpu: not gpu.is_used and bool(gpu.holders),
+        ),
+        Metric(
+            "gpu_memory_without_process_bytes",
+            "memory in use while the GPU has no process",
+            lambda gpu: 0 if gpu.is_used and gpu.memory_used_bytes is not None else gpu.memory_used_bytes,
+        ),
+        subjects=lambda sample: (gpu for gpu in sample.gpus if gpu.is_used is not None),
+        labels=contract.GPU,
+    ),
+)
 
 
 def judge(window: Sequence[Sample], _: contract.Settings) -> CheckVerdict:
@@ -179,5 +183,5 @@ def table(sample: Sample) -> Rows:
 
 
 CHECK = Check(
-    observe, points, judge, table, window=WINDOW, parts=contract.gpu_parts, absent="this node has no NVIDIA GPU"
+    observe, METRICS, judge, table, window=WINDOW, parts=contract.gpu_parts, absent="this node has no NVIDIA GPU"
 )

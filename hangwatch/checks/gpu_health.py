@@ -7,26 +7,13 @@ import msgspec
 
 from hangwatch import words
 from hangwatch.checks.framework import contract
-from hangwatch.checks.framework.contract import GPU, Check, Metric, Rows, critical, gpu_labels, ok, warning, worst
+from hangwatch.checks.framework.contract import GPU, Check, Metric, Metrics, Rows, critical, ok, warning, worst
 from hangwatch.config import describe
-from hangwatch.model import CheckStatus, CheckVerdict, Fault, Point
+from hangwatch.model import CheckStatus, CheckVerdict, Fault
 from hangwatch.probes.gpu import query
 from hangwatch.probes.gpu.details import SLOWDOWNS, Details, GpuHealth
 from hangwatch.probes.node import pci
 from hangwatch.probes.node.machine import Node
-
-LOST = Metric("gpu_lost", "GPUs that the driver lists but that do not respond")
-RECOVERY = Metric("gpu_recovery_needed", "1 if the driver requests a reset or reboot", labels=GPU)
-UNCORRECTED = Metric(
-    "gpu_uncorrected_memory_errors", "Uncorrectable ECC errors since the GPU was last reset", labels=GPU
-)
-REMAPPED = Metric(
-    "gpu_remapped_rows", "Memory rows replaced by spare rows during the life of the GPU", labels=(*GPU, "cause")
-)
-REMAP_PENDING = Metric("gpu_row_remap_pending", "1 if a memory row will be replaced at the next reset", labels=GPU)
-REMAP_FAILED = Metric("gpu_row_remap_failed", "1 if no spare row was left to replace a bad memory row", labels=GPU)
-SLOWED = Metric("gpu_clocks_slowed", "1 for each reason that slows the clocks", labels=(*GPU, "reason"))
-PERSISTENCE = Metric("gpu_persistence_mode", "1 if the driver stays loaded between jobs", labels=GPU)
 
 MEANINGS = {
     "HwSlowdown": "the hardware slows its clocks (heat, power or a brake signal)",
@@ -91,22 +78,54 @@ def observe(node: Node, _: Settings) -> Sample | Fault | None:
     return Sample(gpus=details.gpus, bus=bus, users=users, faults=details.faults)
 
 
-def points(sample: Sample) -> Iterable[Point]:
-    """Yield the number of lost GPUs, and the health values that each GPU reports."""
-    yield LOST.point(len(_lost(sample)))
-    for gpu in sample.gpus:
-        labels = gpu_labels(gpu)
-        needs_recovery = None if gpu.recovery_action is None else gpu.recovery_action != "None"
-        yield from RECOVERY.points(needs_recovery, **labels)
-        yield from UNCORRECTED.points(gpu.uncorrected_errors, **labels)
-        yield from REMAP_PENDING.points(gpu.row_remap_pending, **labels)
-        yield from REMAP_FAILED.points(gpu.row_remap_failed, **labels)
-        yield from PERSISTENCE.points(gpu.persistence_mode, **labels)
-        yield from REMAPPED.points(gpu.remapped_rows_correctable, cause="correctable", **labels)
-        yield from REMAPPED.points(gpu.remapped_rows_uncorrectable, cause="uncorrectable", **labels)
-        if gpu.clocks_event_reasons is not None:
-            for reason, bit in SLOWDOWNS.items():
-                yield SLOWED.point(bool(gpu.clocks_event_reasons & bit), reason=reason, **labels)
+METRICS = (
+    Metrics[Sample, Sample](
+        Metric("gpu_lost", "GPUs that the driver lists but that do not respond", lambda sample: len(_lost(sample))),
+    ),
+    Metrics[Sample, GpuHealth](
+        Metric(
+            "gpu_recovery_needed",
+            "1 if the driver requests a reset or reboot",
+            lambda gpu: None if gpu.recovery_action is None else gpu.recovery_action != "None",
+        ),
+        Metric(
+            "gpu_uncorrected_memory_errors",
+            "Uncorrectable ECC errors since the GPU was last reset",
+            lambda gpu: gpu.uncorrected_errors,
+        ),
+        Metric(
+            "gpu_remapped_rows",
+            "Memory rows replaced by spare rows during the life of the GPU",
+            lambda gpu: {
+                "correctable": gpu.remapped_rows_correctable,
+                "uncorrectable": gpu.remapped_rows_uncorrectable,
+            },
+            by=("cause",),
+        ),
+        Metric(
+            "gpu_row_remap_pending",
+            "1 if a memory row will be replaced at the next reset",
+            lambda gpu: gpu.row_remap_pending,
+        ),
+        Metric(
+            "gpu_row_remap_failed",
+            "1 if no spare row was left to replace a bad memory row",
+            lambda gpu: gpu.row_remap_failed,
+        ),
+        Metric(
+            "gpu_clocks_slowed",
+            "1 for each reason that slows the clocks",
+            lambda gpu: {
+                reason: None if gpu.clocks_event_reasons is None else bool(gpu.clocks_event_reasons & bit)
+                for reason, bit in SLOWDOWNS.items()
+            },
+            by=("reason",),
+        ),
+        Metric("gpu_persistence_mode", "1 if the driver stays loaded between jobs", lambda gpu: gpu.persistence_mode),
+        subjects=lambda sample: sample.gpus,
+        labels=GPU,
+    ),
+)
 
 
 def judge(window: Sequence[Sample], settings: Settings) -> CheckVerdict:
@@ -232,7 +251,7 @@ def table(sample: Sample) -> Rows:
 
 CHECK = Check(
     observe,
-    points,
+    METRICS,
     judge,
     table,
     Settings,

@@ -5,12 +5,11 @@ from collections.abc import Iterable, Sequence
 
 from hangwatch import words
 from hangwatch.checks.framework import contract
-from hangwatch.checks.framework.contract import GPU, Check, Metric, Rows, gpu_labels, ok, warning, worst
-from hangwatch.model import CheckVerdict, Fault, GpuSample, Point
+from hangwatch.checks.framework.contract import GPU, Check, Metric, Metrics, Rows, ok, warning, worst
+from hangwatch.model import CheckVerdict, Fault, GpuSample
 from hangwatch.probes.gpu import query
 from hangwatch.probes.node.machine import Node
 
-LIMIT_RATIO = Metric("gpu_power_ratio", "Power drawn as a share of the enforced limit", labels=GPU)
 LIMIT_TOLERANCE_RATIO = 0.05  # between the power limits of GPUs of one model
 
 
@@ -31,11 +30,21 @@ def observe(node: Node, _: contract.Settings) -> Sample | Fault | None:
     return Sample(gpus=sweep.gpus, faults=(*sweep.faults, *power_faults))
 
 
-def points(sample: Sample) -> Iterable[Point]:
-    """Yield the power of each GPU as a ratio of its limit. The daemon exports the power in watts itself."""
-    for gpu in sample.gpus:
-        if gpu.power_watts is not None and gpu.power_limit_watts:
-            yield LIMIT_RATIO.point(gpu.power_watts / gpu.power_limit_watts, **gpu_labels(gpu))
+METRICS = (
+    Metrics[Sample, GpuSample](
+        Metric(
+            "gpu_power_ratio",
+            "Power drawn as a share of the enforced limit",
+            lambda gpu: (
+                None
+                if gpu.power_watts is None or not gpu.power_limit_watts
+                else gpu.power_watts / gpu.power_limit_watts
+            ),
+        ),
+        subjects=lambda sample: sample.gpus,
+        labels=GPU,
+    ),
+)
 
 
 def judge(window: Sequence[Sample], _: contract.Settings) -> CheckVerdict:
@@ -90,4 +99,4 @@ def table(sample: Sample) -> Rows:
         yield gpu.index, gpu.name, *cells
 
 
-CHECK = Check(observe, points, judge, table, parts=contract.gpu_parts, absent="this node has no NVIDIA GPU")
+CHECK = Check(observe, METRICS, judge, table, parts=contract.gpu_parts, absent="this node has no NVIDIA GPU")

@@ -5,21 +5,16 @@ samples in which all GPUs of the job are busy count. A GPU that draws more power
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from hangwatch import words
 from hangwatch.checks.framework import contract
-from hangwatch.checks.framework.contract import GPU, Check, Metric, Rows, gpu_labels, ok, warning, worst
-from hangwatch.model import CheckVerdict, Fault, GpuName, GpuSample, Job, Point, median
+from hangwatch.checks.framework.contract import GPU, Check, Metric, Metrics, Rows, ok, warning, worst
+from hangwatch.model import CheckVerdict, Fault, GpuName, GpuSample, Job, median
 from hangwatch.probes.gpu import query
 from hangwatch.probes.gpu.details import Details, GpuHealth
 from hangwatch.probes.node.machine import Node
 
-CLOCK_RATIO = Metric(
-    "gpu_clock_ratio",
-    "SM clock as a ratio of the median over the busy GPUs of the same model and job",
-    labels=(*contract.RANK, *GPU),
-)
 WINDOW = 62  # the samples of an hour
 SLOW_RATIO = 0.1  # part of the median by which a clock is below it
 SLOW_SECONDS = 300.0
@@ -96,10 +91,17 @@ def _compare(job: Job, gpus: Sequence[GpuSample], slowdowns: Mapping[str, tuple[
             )
 
 
-def points(sample: Sample) -> Iterable[Point]:
-    """Yield the clock of each busy GPU as a ratio of the usual clock of its job."""
-    for gpu in sample.gpus:
-        yield CLOCK_RATIO.point(gpu.ratio, **gpu.rank.labels, **gpu_labels(gpu))
+METRICS = (
+    Metrics[Sample, GpuSpeed](
+        Metric(
+            "gpu_clock_ratio",
+            "SM clock as a ratio of the median over the busy GPUs of the same model and job",
+            lambda gpu: gpu.ratio,
+        ),
+        subjects=lambda sample: sample.gpus,
+        labels={**contract.RANK, **GPU},
+    ),
+)
 
 
 def judge(window: Sequence[Sample], _: contract.Settings) -> CheckVerdict:
@@ -147,4 +149,4 @@ def table(sample: Sample) -> Rows:
         yield gpu.index, gpu.rank.job, gpu.rank.local_rank, clock, usual, power, ", ".join(gpu.slowdowns)
 
 
-CHECK = Check(observe, points, judge, table, window=WINDOW, absent="no job with several GPUs runs on this node")
+CHECK = Check(observe, METRICS, judge, table, window=WINDOW, absent="no job with several GPUs runs on this node")

@@ -4,24 +4,18 @@ A port that goes down during a job hangs all its ranks. A link that loses lanes 
 Counters are judged by their growth within the last ten minutes, not by their value.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated
 
 from hangwatch.checks.framework import contract
-from hangwatch.checks.framework.contract import Check, Metric, counter_growth, critical, ok, warning, worst
+from hangwatch.checks.framework.contract import Check, Metric, Metrics, counter_growth, critical, ok, warning, worst
 from hangwatch.config import describe
-from hangwatch.model import CheckStatus, CheckVerdict, Fault, Point
+from hangwatch.model import CheckStatus, CheckVerdict, Fault
 from hangwatch.model.keyed_lists import list_by_key
 from hangwatch.probes.network import infiniband
 from hangwatch.probes.network.infiniband import Port
 from hangwatch.probes.node.machine import Node
 
-PORT_LABELS = ("device", "port")
-ACTIVE = Metric("infiniband_port_active", "1 while the port is ACTIVE", labels=PORT_LABELS)
-RATE = Metric("infiniband_port_rate_bytes_per_second", "current rate of the port", labels=PORT_LABELS)
-EVENTS = Metric(
-    "infiniband_port_events_total", "error counters of the port", labels=(*PORT_LABELS, "counter"), kind="counter"
-)
 LINK_COUNTERS = ("link_downed", "link_error_recovery")
 INFINIBAND = "InfiniBand"  # on Ethernet, ports with one lane or without a cable are common
 REMEDY = "`ibstat`, `ibdiagnet`; check the cable, the transceiver and the switch port"
@@ -56,14 +50,24 @@ def observe(node: Node, _: Settings) -> Sample | Fault | None:
     return Sample(ports=reply.ports, monotonic_seconds=node.clock.monotonic(), faults=reply.faults)
 
 
-def points(sample: Sample) -> Iterable[Point]:
-    """Yield the state, rate and counters of every port."""
-    for port in sample.ports:
-        labels = {"device": port.device, "port": str(port.port)}
-        yield ACTIVE.point(port.state == "ACTIVE", **labels)
-        yield from RATE.points(port.rate_bytes_per_second, **labels)
-        for counter, count in port.counters:
-            yield EVENTS.point(count, **labels, counter=counter)
+METRICS = (
+    Metrics[Sample, Port](
+        Metric("infiniband_port_active", "1 while the port is ACTIVE", lambda port: port.state == "ACTIVE"),
+        Metric(
+            "infiniband_port_rate_bytes_per_second",
+            "current rate of the port",
+            lambda port: port.rate_bytes_per_second,
+        ),
+        Metric(
+            "infiniband_port_events_total",
+            "error counters of the port",
+            lambda port: dict(port.counters),
+            by=("counter",),
+        ),
+        subjects=lambda sample: sample.ports,
+        labels={"device": lambda port: port.device, "port": lambda port: str(port.port)},
+    ),
+)
 
 
 def judge(window: Sequence[Sample], settings: Settings) -> CheckVerdict:
@@ -138,7 +142,7 @@ def table(sample: Sample) -> contract.Rows:
 
 CHECK = Check(
     observe,
-    points,
+    METRICS,
     judge,
     table,
     Settings,

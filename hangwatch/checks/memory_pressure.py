@@ -4,27 +4,16 @@ A node that runs out of memory gets slow before the kernel kills a process. Rank
 the whole job waits for its slowest rank.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated
 
 from hangwatch.checks.framework import contract
-from hangwatch.checks.framework.contract import Check, Metric, critical, ok, warning, worst
+from hangwatch.checks.framework.contract import Check, Metric, Metrics, critical, ok, warning, worst
 from hangwatch.config import describe
-from hangwatch.model import CheckVerdict, Fault, Point
+from hangwatch.model import CheckVerdict, Fault
 from hangwatch.probes.node import memory_pressure
 from hangwatch.probes.node.machine import Node
 
-AVAILABLE = Metric("memory_available_bytes", "memory that is available without swapping (MemAvailable)")
-TOTAL = Metric("memory_total_bytes", "memory of the node (MemTotal)")
-STALLED = Metric(
-    "memory_stalled_seconds_total",
-    "time in which some or all tasks waited for memory (PSI)",
-    labels=("kind",),
-    kind="counter",
-)
-PRESSURE = Metric(
-    "memory_pressure_ratio", "share of the last 60 s in which some or all tasks waited for memory", labels=("kind",)
-)
 REMEDY = "`ps aux --sort=-rss | head`, `hangwatch check ranks --verbose`; use fewer loader workers or less prefetch"
 WARNING_STALLED_RATIO = 0.10  # of 60 s, in which all tasks waited for memory
 CRITICAL_STALLED_RATIO = 0.40
@@ -49,14 +38,29 @@ def observe(node: Node, _: Settings) -> Sample | Fault | None:
     return Sample(memory=memory) if isinstance(memory, memory_pressure.Memory) else memory
 
 
-def points(sample: Sample) -> Iterable[Point]:
-    """Yield the memory in bytes, and the time for which tasks waited for memory: in seconds and as a ratio."""
-    yield AVAILABLE.point(sample.memory.available_bytes)
-    yield TOTAL.point(sample.memory.total_bytes)
-    for kind, stall in (("some", sample.memory.some), ("full", sample.memory.full)):
-        if stall is not None:
-            yield STALLED.point(stall.total_seconds, kind=kind)
-            yield PRESSURE.point(stall.ratio_60s, kind=kind)
+METRICS = (
+    Metrics[Sample, memory_pressure.Memory](
+        Metric(
+            "memory_available_bytes",
+            "memory that is available without swapping (MemAvailable)",
+            lambda memory: memory.available_bytes,
+        ),
+        Metric("memory_total_bytes", "memory of the node (MemTotal)", lambda memory: memory.total_bytes),
+        Metric(
+            "memory_stalled_seconds_total",
+            "time in which some or all tasks waited for memory (PSI)",
+            lambda memory: {kind: stall.total_seconds for kind, stall in memory.stalls.items()},
+            by=("kind",),
+        ),
+        Metric(
+            "memory_pressure_ratio",
+            "share of the last 60 s in which some or all tasks waited for memory",
+            lambda memory: {kind: stall.ratio_60s for kind, stall in memory.stalls.items()},
+            by=("kind",),
+        ),
+        subjects=lambda sample: [sample.memory],
+    ),
+)
 
 
 def judge(window: Sequence[Sample], settings: Settings) -> CheckVerdict:
@@ -89,4 +93,4 @@ def _gib(size_bytes: int) -> str:
     return f"{size_bytes / (1 << 30):.1f} GiB"
 
 
-CHECK = Check(observe, points, judge, settings=Settings, every_seconds=30, absent="this node has no /proc/meminfo")
+CHECK = Check(observe, METRICS, judge, settings=Settings, every_seconds=30, absent="this node has no /proc/meminfo")

@@ -9,7 +9,7 @@ opens one and closes it without sending a byte. If MASTER_ADDR is an address of 
 the check reads the listening sockets there instead.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple, TypeAlias
 
@@ -17,21 +17,15 @@ from msgspec.structs import replace
 
 from hangwatch import words
 from hangwatch.checks.framework import contract
-from hangwatch.checks.framework.contract import Check, Metric, counter_growth, critical, ok, warning, worst
+from hangwatch.checks.framework.contract import Check, Metric, Metrics, counter_growth, critical, ok, warning, worst
 from hangwatch.config import describe
-from hangwatch.model import CheckVerdict, Fault, Job, JobName, Point, Value, is_loopback
+from hangwatch.model import CheckVerdict, Fault, Job, JobName, Value, is_loopback
 from hangwatch.probes.base import procfs
 from hangwatch.probes.network import interfaces as network
 from hangwatch.probes.network import sockets
 from hangwatch.probes.network.interfaces import Interface
 from hangwatch.probes.node.machine import Node
 from hangwatch.probes.process import main_thread, proc_pid
-
-UP = Metric("network_interface_up", "1 while the interface is up", labels=("interface",))
-ERRORS = Metric(
-    "network_interface_errors_total", "packets with errors", labels=("interface", "direction"), kind="counter"
-)
-MASTER = Metric("network_master_answers", "1 while MASTER_ADDR:MASTER_PORT responds", labels=contract.JOB)
 
 VARIABLES = frozenset({"NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "MASTER_ADDR", "MASTER_PORT"})
 CONNECT_SECONDS = 2.0
@@ -256,15 +250,28 @@ def _master_state(
     return "refused" if is_refused else "silent", "; ".join(fault.detail for fault in faults)
 
 
-def points(sample: Sample) -> Iterable[Point]:
-    """Yield state and errors of the interfaces in use, and for each master 1 if it responds, else 0."""
-    for interface in _interfaces(sample).values():
-        yield from UP.points(interface.up, interface=interface.name)
-        yield ERRORS.point(interface.receive_errors, interface=interface.name, direction="receive")
-        yield ERRORS.point(interface.transmit_errors, interface=interface.name, direction="transmit")
-    for master in sample.masters:
-        if master.state != "unknown":
-            yield MASTER.point(master.state == "answers", **master.job.labels)
+METRICS = (
+    Metrics[Sample, Interface](
+        Metric("network_interface_up", "1 while the interface is up", lambda interface: interface.up),
+        Metric(
+            "network_interface_errors_total",
+            "packets with errors",
+            lambda interface: {"receive": interface.receive_errors, "transmit": interface.transmit_errors},
+            by=("direction",),
+        ),
+        subjects=lambda sample: _interfaces(sample).values(),
+        labels={"interface": lambda interface: interface.name},
+    ),
+    Metrics[Sample, Master](
+        Metric(
+            "network_master_answers",
+            "1 while MASTER_ADDR:MASTER_PORT responds",
+            lambda master: None if master.state == "unknown" else master.state == "answers",
+        ),
+        subjects=lambda sample: sample.masters,
+        labels=contract.JOB,
+    ),
+)
 
 
 def judge(window: Sequence[Sample], settings: Settings) -> CheckVerdict:
@@ -390,7 +397,7 @@ def table(sample: Sample) -> contract.Rows:
 
 CHECK = Check(
     observe,
-    points,
+    METRICS,
     judge,
     table,
     Settings,

@@ -1,7 +1,7 @@
 """State and error rates of the NVLinks, and peer-to-peer access between GPUs."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated
 
 from hangwatch.checks.framework import contract
@@ -9,26 +9,21 @@ from hangwatch.checks.framework.contract import (
     GPU,
     Check,
     Metric,
+    Metrics,
     Rows,
     counter_growth,
     critical,
-    gpu_labels,
     ok,
     warning,
     worst,
 )
 from hangwatch.config import describe
-from hangwatch.model import CheckVerdict, Fault, Point
+from hangwatch.model import CheckVerdict, Fault
 from hangwatch.model.keyed_lists import list_by_key
 from hangwatch.probes.gpu import query
 from hangwatch.probes.gpu.details import Details, GpuLinks, PeerAccess
 from hangwatch.probes.node import pci
 from hangwatch.probes.node.machine import Node
-
-LINKS = Metric("gpu_nvlinks", "NVLinks that the GPU has", labels=GPU)
-LINKS_UP = Metric("gpu_nvlinks_up", "NVLinks that are up", labels=GPU)
-ERRORS = Metric("gpu_nvlink_errors_total", "Errors of all NVLinks of the GPU", labels=(*GPU, "kind"), kind="counter")
-REFUSED = Metric("gpu_peer_access_refused", "Other GPUs that this GPU cannot reach", labels=(*GPU, "access"))
 
 COUNTERS = ("replays", "recoveries", "crc_flit_errors", "crc_data_errors", "failed_recoveries", "symbol_errors")
 NOISE = ("replays", "crc_flit_errors", "crc_data_errors")
@@ -70,19 +65,34 @@ def observe(node: Node, _: Settings) -> Sample | Fault | None:
     )
 
 
-def points(sample: Sample) -> Iterable[Point]:
-    """Yield the links and errors of each GPU. Links have no series of their own, because there are too many."""
-    for gpu in sample.gpus:
-        labels = gpu_labels(gpu)
-        if gpu.links:
-            yield LINKS.point(len(gpu.links), **labels)
-            yield LINKS_UP.point(_up(gpu), **labels)
-        for kind, total in _totals(gpu).items():
-            yield ERRORS.point(total, kind=kind, **labels)
-        for access in ("nvlink", "read", "write"):
-            answers = [getattr(peer, access) for peer in gpu.peers]
-            if any(answer is not None for answer in answers):
-                yield REFUSED.point(sum(answer not in (None, "Ok") for answer in answers), access=access, **labels)
+METRICS = (
+    # Links have no series of their own, because there are too many.
+    Metrics[Sample, GpuLinks](
+        Metric("gpu_nvlinks", "NVLinks that the GPU has", lambda gpu: len(gpu.links) or None),
+        Metric("gpu_nvlinks_up", "NVLinks that are up", lambda gpu: _up(gpu) if gpu.links else None),
+        Metric(
+            "gpu_nvlink_errors_total", "Errors of all NVLinks of the GPU", lambda gpu: dict(_totals(gpu)), by=("kind",)
+        ),
+        Metric(
+            "gpu_peer_access_refused",
+            "Other GPUs that this GPU cannot reach",
+            lambda gpu: dict(_count_refusals(gpu)),
+            by=("access",),
+        ),
+        subjects=lambda sample: sample.gpus,
+        labels=GPU,
+    ),
+)
+
+
+def _count_refusals(gpu: GpuLinks) -> dict[str, int]:
+    """Return the number of other GPUs that refuse each kind of access, for the kinds that the driver reports."""
+    answers = {access: [getattr(peer, access) for peer in gpu.peers] for access in ("nvlink", "read", "write")}
+    return {
+        access: sum(answer not in (None, "Ok") for answer in of_peers)
+        for access, of_peers in answers.items()
+        if any(answer is not None for answer in of_peers)
+    }
 
 
 def judge(window: Sequence[Sample], settings: Settings) -> CheckVerdict:
@@ -224,7 +234,7 @@ def table(sample: Sample) -> Rows:
 
 CHECK = Check(
     observe,
-    points,
+    METRICS,
     judge,
     table,
     Settings,

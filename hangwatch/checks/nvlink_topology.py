@@ -1,18 +1,17 @@
 """Connections between GPUs and network cards, as `nvidia-smi topo -m` shows them."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from hangwatch import words
 from hangwatch.checks.framework import contract
-from hangwatch.checks.framework.contract import Check, Metric, Rows, ok, warning, worst
-from hangwatch.model import CheckVerdict, Fault, Point, Value
+from hangwatch.checks.framework.contract import Check, Metric, Metrics, Rows, ok, warning, worst
+from hangwatch.model import CheckVerdict, Fault, Value
 from hangwatch.probes.gpu import query
 from hangwatch.probes.gpu.details import Details, GpuPlace
 from hangwatch.probes.node import pci
 from hangwatch.probes.node.machine import Node
 
-PAIRS = Metric("gpu_pairs", "Pairs of GPUs by connection, in the terms of nvidia-smi topo -m", labels=("path",))
 NEAR = ("PIX", "PXB")
 """Paths on which a network card reaches the memory of a GPU without the host bridge of the CPU."""
 
@@ -61,10 +60,16 @@ def connection(gpu: GpuPlace, other: GpuPlace) -> str:
     return f"NV{links}" if links else gpu.paths.get(other.index, "")
 
 
-def points(sample: Sample) -> Iterable[Point]:
-    """Yield the number of GPU pairs for each kind of connection."""
-    for path, count in _count_pairs(sample).items():
-        yield PAIRS.point(count, path=path)
+METRICS = (
+    Metrics[Sample, Sample](
+        Metric(
+            "gpu_pairs",
+            "Pairs of GPUs by connection, in the terms of nvidia-smi topo -m",
+            lambda sample: dict(_count_pairs(sample)),
+            by=("path",),
+        ),
+    ),
+)
 
 
 def _count_pairs(sample: Sample) -> Counter[str]:
@@ -173,7 +178,7 @@ def _shown(number: int | None) -> str:
 
 CHECK = Check(
     observe,
-    points,
+    METRICS,
     judge,
     table,
     every_seconds=300.0,

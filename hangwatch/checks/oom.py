@@ -6,27 +6,20 @@ ran out of memory, the kernel kills the largest process, which may be a rank or 
 cannot read the kernel log, the kernel's counter still shows the number of kills.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated
 
 from hangwatch import words
 from hangwatch.checks.framework import contract
-from hangwatch.checks.framework.contract import Check, Metric, critical, ok, warning, worst
+from hangwatch.checks.framework.contract import Check, Metric, Metrics, critical, ok, warning, worst
 from hangwatch.config import describe
-from hangwatch.model import CheckVerdict, Fault, Point
+from hangwatch.model import CheckVerdict, Fault
 from hangwatch.model.keyed_lists import list_by_key
 from hangwatch.probes.node import oom_kills
 from hangwatch.probes.node.kmsg import KernelEvents
 from hangwatch.probes.node.machine import Node
 from hangwatch.probes.node.oom_kills import OomKill, OomKills
 
-KILLS = Metric(
-    "oom_kills_total",
-    "processes killed for lack of memory, from the kernel log",
-    labels=("comm", "limit"),
-    kind="counter",
-)
-COUNTED = Metric("oom_kills_counted_total", "processes killed for lack of memory since the node booted", kind="counter")
 PATH_CHARACTERS = 100
 EVERY_SECONDS = 15.0
 COUNTED_WINDOW = 41
@@ -79,12 +72,21 @@ def observe(node: Node, _: Settings) -> Sample | Fault | None:
     )
 
 
-def points(sample: Sample) -> Iterable[Point]:
-    """Yield the numbers of kills, from the kernel's counter and from the kernel log."""
-    if sample.counted is not None:
-        yield COUNTED.point(sample.counted)
-    for comm, limit, count in sample.log.counts if sample.log else ():
-        yield KILLS.point(count, comm=comm, limit=limit)
+METRICS = (
+    Metrics[Sample, Sample](
+        Metric(
+            "oom_kills_total",
+            "processes killed for lack of memory, from the kernel log",
+            lambda sample: {(comm, limit): count for comm, limit, count in (sample.log.counts if sample.log else ())},
+            by=("comm", "limit"),
+        ),
+        Metric(
+            "oom_kills_counted_total",
+            "processes killed for lack of memory since the node booted",
+            lambda sample: sample.counted,
+        ),
+    ),
+)
 
 
 def judge(window: Sequence[Sample], settings: Settings) -> CheckVerdict:
@@ -145,7 +147,7 @@ def table(sample: Sample) -> contract.Rows:
 
 CHECK = Check(
     observe,
-    points,
+    METRICS,
     judge,
     table,
     Settings,

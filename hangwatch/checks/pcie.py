@@ -1,23 +1,18 @@
 """The PCIe link of each GPU, and the bus settings that break peer-to-peer transfers (ACS, IOMMU translation)."""
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from hangwatch import words
 from hangwatch.checks.framework import contract
-from hangwatch.checks.framework.contract import GPU, Check, Metric, Rows, gpu_labels, ok, warning, worst
-from hangwatch.model import CheckVerdict, Fault, Point, Value
+from hangwatch.checks.framework.contract import GPU, Check, Metric, Metrics, Rows, ok, warning, worst
+from hangwatch.model import CheckVerdict, Fault, Value
 from hangwatch.probes.base import pseudo_files
 from hangwatch.probes.gpu import query
 from hangwatch.probes.gpu.details import Details, GpuBus
 from hangwatch.probes.node import pci
 from hangwatch.probes.node.machine import Node
 
-GENERATION = Metric(
-    "gpu_pcie_generation", "current PCIe generation of the link; lower while the GPU is idle", labels=GPU
-)
-LANES = Metric("gpu_pcie_lanes", "PCIe lanes in use", labels=GPU)
-REPLAYS = Metric("gpu_pcie_replays_total", "PCIe packets sent again", labels=GPU, kind="counter")
 LOADED_RATIO = 0.2  # GPU utilization from which its link must run at full speed; idle links slow down
 REPLAYS_PER_MINUTE = 8.0
 VIRTUAL = re.compile(r"^flags\s*:.*\shypervisor\b", re.MULTILINE)  # in /proc/cpuinfo
@@ -80,11 +75,19 @@ def _slots(node: Node, gpus: Sequence[GpuBus]) -> Iterator[Slot]:
         )
 
 
-def points(sample: Sample) -> Iterable[Point]:
-    """Yield the PCIe generation, lanes and replays of each GPU."""
-    for gpu in sample.gpus:
-        for metric, number in ((GENERATION, gpu.generation), (LANES, gpu.width), (REPLAYS, gpu.replays)):
-            yield from metric.points(number, **gpu_labels(gpu))
+METRICS = (
+    Metrics[Sample, GpuBus](
+        Metric(
+            "gpu_pcie_generation",
+            "current PCIe generation of the link; lower while the GPU is idle",
+            lambda gpu: gpu.generation,
+        ),
+        Metric("gpu_pcie_lanes", "PCIe lanes in use", lambda gpu: gpu.width),
+        Metric("gpu_pcie_replays_total", "PCIe packets sent again", lambda gpu: gpu.replays),
+        subjects=lambda sample: sample.gpus,
+        labels=GPU,
+    ),
+)
 
 
 def judge(window: Sequence[Sample], _: contract.Settings) -> CheckVerdict:
@@ -194,4 +197,4 @@ def table(sample: Sample) -> Rows:
         )
 
 
-CHECK = Check(observe, points, judge, table, parts=contract.gpu_parts, absent="this node has no NVIDIA GPU")
+CHECK = Check(observe, METRICS, judge, table, parts=contract.gpu_parts, absent="this node has no NVIDIA GPU")

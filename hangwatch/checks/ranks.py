@@ -4,33 +4,15 @@ If a rank ends while the others run, the others hang. A rank in an uninterruptib
 network file system or a driver. A stopped rank (T) waits for a debugger or SIGCONT.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from hangwatch import words
 from hangwatch.checks.framework import contract
-from hangwatch.checks.framework.contract import JOB, Check, Metric, critical, ok, warning, worst
-from hangwatch.model import (
-    BLOCKED_STATES,
-    ENDED_STATES,
-    STOPPED_STATES,
-    CheckVerdict,
-    Fault,
-    Job,
-    JobName,
-    Point,
-    Rank,
-    Value,
-)
+from hangwatch.checks.framework.contract import JOB, Check, Metric, Metrics, critical, ok, warning, worst
+from hangwatch.model import BLOCKED_STATES, ENDED_STATES, STOPPED_STATES, CheckVerdict, Fault, Job, JobName, Rank, Value
 from hangwatch.probes.base import procfs
 from hangwatch.probes.node.machine import Node
 from hangwatch.probes.process import proc_pid
-
-EXPECTED = Metric("ranks_expected", "ranks that the job should have on this node", labels=JOB)
-ALIVE = Metric("ranks_alive", "ranks that are alive", labels=JOB)
-UNINTERRUPTIBLE = Metric("ranks_uninterruptible", "ranks in an uninterruptible sleep (D)", labels=JOB)
-STOPPED = Metric("ranks_stopped", "ranks that are stopped (T)", labels=JOB)
-ZOMBIES = Metric("ranks_zombies", "ranks and workers that ended and were not reaped (Z)", labels=JOB)
-RESIDENT = Metric("ranks_resident_memory_bytes", "memory of a rank and its workers", labels=contract.RANK)
 
 LAUNCHERS_LISTED = 4
 GONE = "gone"
@@ -64,6 +46,10 @@ class JobState(Value, frozen=True):
     ranks: tuple[RankState, ...]
     absent: tuple[range, ...] = ()
     launcher: str = ""
+
+    def count(self, letters: frozenset[str]) -> int:
+        """Return the number of ranks in one of these states."""
+        return sum(rank.state in letters for rank in self.ranks)
 
 
 class Sample(contract.Sample, frozen=True):
@@ -104,18 +90,26 @@ def _rank(node: Node, job: Job, rank: Rank) -> RankState:
     )
 
 
-def points(sample: Sample) -> Iterable[Point]:
-    """Yield the numbers of ranks by state, and the memory of each rank."""
-    for job in sample.jobs:
-        states = [rank.state for rank in job.ranks]
-        yield EXPECTED.point(job.expected, **job.job.labels)
-        yield ALIVE.point(sum(state not in NO_PROCESS for state in states), **job.job.labels)
-        yield UNINTERRUPTIBLE.point(_count(states, BLOCKED_STATES), **job.job.labels)
-        yield STOPPED.point(_count(states, STOPPED_STATES), **job.job.labels)
-        dead_workers = sum(rank.dead_workers for rank in job.ranks)
-        yield ZOMBIES.point(_count(states, ENDED_STATES) + dead_workers, **job.job.labels)
-        for rank in job.ranks:
-            yield from RESIDENT.points(rank.resident_bytes, **rank.rank.labels)
+METRICS = (
+    Metrics[Sample, JobState](
+        Metric("ranks_expected", "ranks that the job should have on this node", lambda job: job.expected),
+        Metric("ranks_alive", "ranks that are alive", lambda job: len(job.ranks) - job.count(NO_PROCESS)),
+        Metric("ranks_uninterruptible", "ranks in an uninterruptible sleep (D)", lambda job: job.count(BLOCKED_STATES)),
+        Metric("ranks_stopped", "ranks that are stopped (T)", lambda job: job.count(STOPPED_STATES)),
+        Metric(
+            "ranks_zombies",
+            "ranks and workers that ended and were not reaped (Z)",
+            lambda job: job.count(ENDED_STATES) + sum(rank.dead_workers for rank in job.ranks),
+        ),
+        subjects=lambda sample: sample.jobs,
+        labels=JOB,
+    ),
+    Metrics[Sample, RankState](
+        Metric("ranks_resident_memory_bytes", "memory of a rank and its workers", lambda rank: rank.resident_bytes),
+        subjects=lambda sample: (rank for job in sample.jobs for rank in job.ranks),
+        labels=contract.RANK,
+    ),
+)
 
 
 def judge(window: Sequence[Sample], _: contract.Settings) -> CheckVerdict:
@@ -139,10 +133,6 @@ def judge(window: Sequence[Sample], _: contract.Settings) -> CheckVerdict:
         first = ", ".join(f"{job.launcher} of job {job.job}" for job in starting[:LAUNCHERS_LISTED])
         summary += f"; {words.count(len(starting), 'launcher')} without ranks yet: {first}"
     return worst(findings, ok("RanksAlive", summary))
-
-
-def _count(states: Iterable[str], letters: frozenset[str]) -> int:
-    return sum(state in letters for state in states)
 
 
 def _problems(sample: Sample) -> dict[tuple[JobName, str], tuple[str, str]]:
@@ -186,4 +176,4 @@ def table(sample: Sample) -> contract.Rows:
             yield job.job, rank.rank.local_rank, rank.pid, state, memory, rank.dead_workers
 
 
-CHECK = Check(observe, points, judge, table, every_seconds=15, absent="no training job runs on this node")
+CHECK = Check(observe, METRICS, judge, table, every_seconds=15, absent="no training job runs on this node")

@@ -4,19 +4,16 @@ Data loaders and NCCL use it. A container has 64 MiB by default. If it is full, 
 NCCL cannot set up its transport, and the other ranks wait.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated
 
 from hangwatch.checks.framework import contract
-from hangwatch.checks.framework.contract import Check, Metric, critical, join_first, ok, warning, worst
+from hangwatch.checks.framework.contract import Check, Metric, Metrics, critical, join_first, ok, warning, worst
 from hangwatch.config import describe
-from hangwatch.model import CheckVerdict, Fault, JobName, Point, Value
+from hangwatch.model import CheckVerdict, Fault, JobName, Value
 from hangwatch.probes.base import filesystems, procfs
 from hangwatch.probes.node.machine import Node
 
-LABELS = ("scope", *contract.JOB)
-SIZE = Metric("shared_memory_size_bytes", "size of /dev/shm", labels=LABELS)
-AVAILABLE = Metric("shared_memory_available_bytes", "bytes left in /dev/shm", labels=LABELS)
 DEADLINE_SECONDS = 3.0
 _SHOWN = 3
 REMEDY_SIZE = (
@@ -84,13 +81,14 @@ def observe(node: Node, _: Settings) -> Sample | Fault | None:
     return Sample(shms=tuple(shms), faults=tuple(faults)) if shms or faults else None
 
 
-def points(sample: Sample) -> Iterable[Point]:
-    """Yield the size and free space of each /dev/shm in bytes."""
-    for shm in sample.shms:
-        labels = dict.fromkeys(contract.JOB, "") if shm.job is None else shm.job.labels
-        labels["scope"] = "node" if shm.job is None else "job"
-        yield SIZE.point(shm.size_bytes, **labels)
-        yield AVAILABLE.point(shm.available_bytes, **labels)
+METRICS = (
+    Metrics[Sample, Shm](
+        Metric("shared_memory_size_bytes", "size of /dev/shm", lambda shm: shm.size_bytes),
+        Metric("shared_memory_available_bytes", "bytes left in /dev/shm", lambda shm: shm.available_bytes),
+        subjects=lambda sample: sample.shms,
+        labels={"scope": lambda shm: "node" if shm.job is None else "job", **contract.JOB},
+    ),
+)
 
 
 def judge(window: Sequence[Sample], settings: Settings) -> CheckVerdict:
@@ -115,4 +113,4 @@ def _mib(size_bytes: int) -> str:
     return f"{size_bytes / (1 << 20):,.0f} MiB"
 
 
-CHECK = Check(observe, points, judge, settings=Settings, every_seconds=30, absent="this node has no /dev/shm")
+CHECK = Check(observe, METRICS, judge, settings=Settings, every_seconds=30, absent="this node has no /dev/shm")

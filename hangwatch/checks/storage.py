@@ -5,7 +5,7 @@ collective. The check covers the mounts of this node and those in the mount name
 reads them, so a dead mount cannot block hangwatch.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -14,20 +14,13 @@ from msgspec.structs import replace
 
 from hangwatch import words
 from hangwatch.checks.framework import contract
-from hangwatch.checks.framework.contract import Check, Metric, critical, ok, unknown, warning, worst
+from hangwatch.checks.framework.contract import Check, Metric, Metrics, critical, ok, unknown, warning, worst
 from hangwatch.config import describe
-from hangwatch.model import CheckStatus, CheckVerdict, Fault, Point, Value
+from hangwatch.model import CheckStatus, CheckVerdict, Fault, Value
 from hangwatch.probes.base import filesystems, procfs
 from hangwatch.probes.base.filesystems import NOT_STARTED
 from hangwatch.probes.node import pci
 from hangwatch.probes.node.machine import Node
-
-MOUNT_LABELS = ("mount", "type")
-ANSWERS = Metric("storage_answers", "1 while the file system responds in time", labels=MOUNT_LABELS)
-SECONDS = Metric("storage_answer_seconds", "duration of the last statvfs call", labels=MOUNT_LABELS)
-AVAILABLE = Metric("storage_available_bytes", "bytes left for ordinary users", labels=MOUNT_LABELS)
-SIZE = Metric("storage_size_bytes", "size of the file system", labels=MOUNT_LABELS)
-STUCK_CHILDREN = Metric("storage_stuck_children", "children of hangwatch that hang in a dead mount")
 
 INCIDENTS = "incidents"
 MOUNTS_LIMIT = 64
@@ -137,19 +130,35 @@ def _paths(node: Node, settings: Settings) -> dict[str, tuple[filesystems.Mount,
     return mounts
 
 
-def points(sample: Sample) -> Iterable[Point]:
-    """Yield for each file system 1 if it responded, else 0; its response time in seconds.
-
-    And its size and space in bytes.
-    """
-    yield STUCK_CHILDREN.point(sample.stuck_children)
-    for answer in sample.answers:
-        labels = {"mount": answer.mount, "type": answer.type}
-        yield ANSWERS.point(answer.space is not None, **labels)
-        if answer.space is not None:
-            yield SECONDS.point(answer.space.seconds, **labels)
-            yield AVAILABLE.point(answer.space.available_bytes, **labels)
-            yield SIZE.point(answer.space.size_bytes, **labels)
+METRICS = (
+    Metrics[Sample, Sample](
+        Metric(
+            "storage_stuck_children",
+            "children of hangwatch that hang in a dead mount",
+            lambda sample: sample.stuck_children,
+        ),
+    ),
+    Metrics[Sample, Answer](
+        Metric("storage_answers", "1 while the file system responds in time", lambda answer: answer.space is not None),
+        Metric(
+            "storage_answer_seconds",
+            "duration of the last statvfs call",
+            lambda answer: None if answer.space is None else answer.space.seconds,
+        ),
+        Metric(
+            "storage_available_bytes",
+            "bytes left for ordinary users",
+            lambda answer: None if answer.space is None else answer.space.available_bytes,
+        ),
+        Metric(
+            "storage_size_bytes",
+            "size of the file system",
+            lambda answer: None if answer.space is None else answer.space.size_bytes,
+        ),
+        subjects=lambda sample: sample.answers,
+        labels={"mount": lambda answer: answer.mount, "type": lambda answer: answer.type},
+    ),
+)
 
 
 def judge(window: Sequence[Sample], settings: Settings) -> CheckVerdict:
@@ -256,7 +265,7 @@ def table(sample: Sample) -> contract.Rows:
 
 CHECK = Check(
     observe,
-    points,
+    METRICS,
     judge,
     table,
     Settings,

@@ -12,7 +12,7 @@ from typing import Annotated
 
 from hangwatch import words
 from hangwatch.checks.framework import contract
-from hangwatch.checks.framework.contract import Check, Metric, critical, ok, warning, worst
+from hangwatch.checks.framework.contract import Check, Metric, Metrics, critical, ok, warning, worst
 from hangwatch.config import describe
 from hangwatch.model import CheckVerdict, Fault, Point
 from hangwatch.probes.gpu import query
@@ -22,20 +22,12 @@ from hangwatch.probes.node.kmsg import KernelEvents, LoggedLine
 from hangwatch.probes.node.machine import Node
 from hangwatch.tables import kernel_lines, xids
 
-XIDS = Metric("xid_errors_total", "XIDs in the kernel log", labels=("pci", "xid"), kind="counter")
-NVML_ONLY = Metric("xid_nvml_only_events", "XIDs that NVML reported and the kernel log lacks", labels=("pci", "xid"))
-SXIDS = Metric("sxid_errors_total", "SXIDs in the kernel log", labels=("pci", "sxid"), kind="counter")
-HUNG = Metric("hung_tasks_total", "tasks that the kernel reported as hung", labels=("comm",), kind="counter")
-MISSED = Metric(
-    "kernel_log_missed_total", "kernel log records that were overwritten before hangwatch read them", kind="counter"
-)
 SAME_EVENT_SECONDS = 60.0
 """Tolerance between the times of one XID in both sources.
 
 NVML events get the time of the sample, which is later than the log line. The log's clock drifts against
 CLOCK_MONOTONIC.
 """
-METRIC_OF_ROW = dict(zip(kmsg.COUNTED, (XIDS, SXIDS, HUNG), strict=True))
 
 
 class Settings(contract.Settings, frozen=True):
@@ -75,7 +67,7 @@ def observe(node: Node, _: Settings) -> Sample | Fault | None:
     read = log if isinstance(log, KernelEvents) else KernelEvents()
     in_both, nvml_only = _match_events(read.lines, from_nvml)
     rows = kernel_lines.load()
-    logged = (line for line in read.lines if line.name in METRIC_OF_ROW or rows[line.name].severity)
+    logged = (line for line in read.lines if line.name in kmsg.COUNTED or rows[line.name].severity)
     return Sample(
         lines=tuple(sorted((*logged, *nvml_only), key=lambda line: line.boot_seconds)),
         counts=read.counts,
@@ -113,20 +105,53 @@ def _match_events(
     return tuple(in_both), tuple(nvml_only.values())
 
 
-def points(sample: Sample) -> Iterable[Point]:
-    """Yield the number of errors since the oldest record that the kernel log still had when hangwatch started."""
-    yield MISSED.point(sample.missed)
-    for row, subject, code, count in sample.counts:
-        metric = METRIC_OF_ROW[row]
-        values = dict(zip(metric.labels, (subject, str(code)), strict=False))
-        yield metric.point(count, **values)
-    for line in sample.nvml_only:
-        yield NVML_ONLY.point(1, pci=line.subject, xid=str(line.code))
+METRICS = (
+    Metrics[Sample, Sample](
+        Metric(
+            "xid_errors_total",
+            "XIDs in the kernel log",
+            lambda sample: _count_lines(sample, "xid"),
+            by=("pci", "xid"),
+        ),
+        Metric(
+            "xid_nvml_only_events",
+            "XIDs that NVML reported and the kernel log lacks",
+            lambda sample: {(line.subject, str(line.code)): 1 for line in sample.nvml_only},
+            by=("pci", "xid"),
+        ),
+        Metric(
+            "sxid_errors_total",
+            "SXIDs in the kernel log",
+            lambda sample: _count_lines(sample, "sxid"),
+            by=("pci", "sxid"),
+        ),
+        Metric(
+            "hung_tasks_total",
+            "tasks that the kernel reported as hung",
+            lambda sample: {comm: count for (comm, _), count in _count_lines(sample, "hung_task").items()},
+            by=("comm",),
+        ),
+        Metric(
+            "kernel_log_missed_total",
+            "kernel log records that were overwritten before hangwatch read them",
+            lambda sample: sample.missed,
+        ),
+    ),
+)
+
+
+def _count_lines(sample: Sample, row: str) -> dict[tuple[str, str], int]:
+    """Return the number of lines since the oldest record that the log still had when hangwatch started."""
+    return {(subject, str(code)): count for name, subject, code, count in sample.counts if name == row}
 
 
 def count_errors(points: Iterable[Point]) -> float:
     """Return the number of XIDs and SXIDs in `points`."""
-    return sum(point.value for point in points if point.name in {XIDS.name, SXIDS.name, NVML_ONLY.name})
+    return sum(
+        point.value
+        for point in points
+        if point.name in {"xid_errors_total", "sxid_errors_total", "xid_nvml_only_events"}
+    )
 
 
 def judge(window: Sequence[Sample], settings: Settings) -> CheckVerdict:
@@ -202,7 +227,7 @@ def table(sample: Sample) -> contract.Rows:
 
 CHECK = Check(
     observe,
-    points,
+    METRICS,
     judge,
     table,
     Settings,

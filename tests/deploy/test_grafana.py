@@ -260,7 +260,8 @@ class Collectives(Collector):
 
     def __init__(self, entry: JobEntry) -> None:
         rank = contract.RankName.of_rank(entry.job, entry.job.ranks[0])
-        clock = gpu_speed.CLOCK_RATIO.point(1.0, gpu="0", uuid="GPU-0", **rank.labels)
+        speed = gpu_speed.GpuSpeed(index=0, uuid="GPU-0", rank=rank, clock_hertz=1.0, usual_hertz=1.0)
+        (clock,) = gpu_speed.METRICS[0].points(gpu_speed.Sample(monotonic_seconds=0.0, gpus=(speed,)))
         verdict = CheckVerdict(status=CheckStatus.OK, reason="ClocksAlike", message="")
         result = CheckResult(
             check="gpu_speed",

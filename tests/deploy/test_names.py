@@ -10,6 +10,7 @@ import pytest
 
 import hangwatch
 from hangwatch.checks.framework import registry
+from tests.checks_page import list_metrics
 from tests.conftest import wait_for
 from tests.deploy import promql
 from tests.deploy.promql import DASHBOARDS, ROOT, RULES
@@ -31,7 +32,7 @@ daemon.stop()
 """
 
 # The metrics of the checks, which this daemon does not run.
-OF_CHECKS = {f"hangwatch_{metric.name}" for check in registry.checks().values() for metric in check.metrics}
+OF_CHECKS = {f"hangwatch_{metric.name}" for check in registry.checks().values() for metric, _ in list_metrics(check)}
 _TYPE = re.compile(r"^# TYPE (\S+) (\w+)$", re.MULTILINE)
 
 

@@ -67,7 +67,8 @@ def test_chrony_that_follows_a_source_outweighs_the_kernel() -> None:
     found = judge((follows,), Settings())
     assert (found.status.name, found.reason) == ("OK", "ClockInStep")
     assert "0.012 ms" in found.message and "rtcsync" in found.message
-    assert {point.name: point.value for point in clock_skew.points(follows)}["clock_synchronized"] == 1
+    points = [point for metrics in clock_skew.METRICS for point in metrics.points(follows)]
+    assert {point.name: point.value for point in points}["clock_synchronized"] == 1
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,10 @@ import logging
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -17,28 +18,30 @@ from hypothesis import strategies as st
 
 from hangwatch import config
 from hangwatch.checks.framework import contract, registry, result_table, runner
-from hangwatch.checks.framework.contract import Check, Metric, Sample, Settings
+from hangwatch.checks.framework.contract import Check, Metric, Metrics, Sample, Settings
 from hangwatch.metrics.families import FAMILIES
 from hangwatch.model import CheckResult, CheckStatus, CheckVerdict, Fault, Point, ProcessId, Rank
 from hangwatch.probes.node.machine import Node
 from tests import checks_page
 from tests.node_tree import job
 
-READS = Metric(name="reads_total", help="reads", labels=("disk",), kind="counter")
-
 
 class Reading(Sample, frozen=True):
     number: int
 
 
-def check_of(observe: Any, **others: Any) -> Check[Any, Any]:
-    def points(sample: Reading) -> Iterable[Point]:
-        yield READS.point(sample.number, disk="sda")
+READS = (
+    Metrics[Reading, Reading](
+        Metric("reads_total", "reads", lambda reading: reading.number), labels={"disk": lambda _: "sda"}
+    ),
+)
 
+
+def check_of(observe: Any, **others: Any) -> Check[Any, Any]:
     def judge(window: Sequence[Reading], settings: Settings) -> CheckVerdict:
         return contract.ok("Read", f"read {[sample.number for sample in window]}")
 
-    plain = Check(observe, points, judge, absent="no disk here", name="disk", metrics=(READS,))
+    plain = Check(observe, READS, judge, absent="no disk here", name="disk")
     return replace(plain, **others)
 
 
@@ -85,8 +88,8 @@ def test_many_faults_are_one_sentence() -> None:
 def test_a_rank_is_named_by_its_local_rank_where_it_has_one() -> None:
     def named(rank_number: int | None, local_rank: int | None) -> tuple[str, ...]:
         found = Rank(id=ProcessId(pid=10, start_ticks=1), rank=rank_number, local_rank=local_rank)
-        labels = contract.RankName.of_rank(job(job_key="k"), found).labels
-        return tuple(labels[label] for label in contract.RANK)
+        subject = SimpleNamespace(rank=contract.RankName.of_rank(job(job_key="k"), found))
+        return tuple(read(subject) for read in contract.RANK.values())
 
     assert named(11, 3) == ("77", "k", "11", "3")
     assert named(11, None) == ("77", "k", "11", "11")
@@ -178,14 +181,17 @@ def test_every_check_of_this_tree_keeps_the_contract() -> None:
         assert 5 <= check.every_seconds <= 300 and check.window >= 1
 
 
-@pytest.mark.parametrize("metric", [each for check in registry.checks().values() for each in check.metrics])
-def test_metric_of_a_check_keeps_the_rules_of_names_and_labels(metric: Metric) -> None:
+METRICS = [entry for check in registry.checks().values() for entry in checks_page.list_metrics(check)]
+
+
+@pytest.mark.parametrize(("metric", "labels"), METRICS, ids=[metric.name for metric, _ in METRICS])
+def test_metric_of_a_check_keeps_the_rules_of_names_and_labels(metric: Metric[Any], labels: Sequence[str]) -> None:
     assert re.fullmatch(r"[a-z][a-z0-9_]*", metric.name)
     assert not metric.name.startswith((*RESERVED, "rank_collective_")) and metric.name not in FAMILIES
     assert not NOT_BASE_UNITS.search(metric.name), "must end in seconds, bytes, watts, hertz, celsius or ratio"
-    labels = set(metric.labels)
-    assert labels.isdisjoint(contract.JOB) or labels >= set(contract.JOB), "about jobs: the labels of contract.JOB"
-    assert metric.kind == ("counter" if metric.name.endswith("_total") else "gauge"), "a counter ends in _total"
+    assert contract.JOB.keys().isdisjoint(labels) or contract.JOB.keys() <= set(labels), (
+        "about jobs: the labels of contract.JOB"
+    )
 
 
 @pytest.mark.parametrize("name", ["delay_ms", "power_milliwatts", "wait_minutes_total"])
@@ -194,13 +200,14 @@ def test_unit_that_is_no_base_unit_is_found(name: str) -> None:
 
 
 def test_a_metric_belongs_to_one_check() -> None:
-    names = [metric.name for check in registry.checks().values() for metric in check.metrics]
+    names = [metric.name for metric, _ in METRICS]
     assert len(names) == len(set(names))
 
 
 def test_a_point_has_the_labels_of_its_metric() -> None:
-    with pytest.raises(TypeError, match="has the labels"):
-        READS.point(1, disc="sda")
+    metrics = Metrics[Reading, Reading](Metric("reads", "reads", lambda _: {("sda", "1"): 1}, by=("disk",)))
+    with pytest.raises(ValueError, match=r"shorter than|longer than"):
+        list(metrics.points(Reading(number=1)))
 
 
 def test_checks_never_import_one_another() -> None:
@@ -383,9 +390,8 @@ def test_the_page_of_checks_names_every_check_setting_and_metric() -> None:
     page = checks_page.page(registry.checks())
     for name, check in registry.checks().items():
         assert f"## {name}\n" in page
-        assert all(f"`hangwatch_{metric.name}" in page for metric in check.metrics)
+        assert all(f"`hangwatch_{metric.name}" in page for metric, _ in checks_page.list_metrics(check))
         assert all(f"| `{field.name}` |" in page for field in msgspec.structs.fields(check.settings))
-        assert all((metric.kind == "counter") == metric.name.endswith("_total") for metric in check.metrics)
     assert "WARNING, CRITICAL: `MasterSilent`" in " ".join(page.split())
 
 

@@ -11,13 +11,14 @@ from hangwatch.checks.framework.contract import RANK
 from hangwatch.model import CheckResult, Job, ProcessId, Rank
 from hangwatch.probes.gpu.sampler import NvmlSampler
 from hangwatch.probes.torch_recorder import layouts
+from tests.checks_page import list_metrics
 from tests.dead_mount import tmpfs
 from tests.fake_driver import FakeDriver, h100, sampling, uuid_of
 from tests.node_tree import NodeTree, expect, job, rank, run
 from tests.recorder_memory import Memory, Operation, as_process, recorder
 
 ABOUT_JOBS = sorted(
-    name for name, check in registry.checks().items() if any("job_id" in metric.labels for metric in check.metrics)
+    name for name, check in registry.checks().items() if any("job_id" in labels for _, labels in list_metrics(check))
 )
 ABOUT_RANKS = ["dump_rights", "ranks"]
 ABOUT_PARTS_OF_A_NODE = ["gpu_allocation", "memory_pressure", "oom", "storage", "xid"]

@@ -10,7 +10,7 @@ def test_power_of_gpus_that_do_not_measure_it() -> None:
     sample = gpu_power.Sample(gpus=(GpuSample(index=0, uuid="GPU-0"),))
     verdict = gpu_power.judge([sample], Settings())
     assert (verdict.status, verdict.reason) == (CheckStatus.OK, "NoPowerReadings")
-    assert list(gpu_power.points(sample)) == []
+    assert list(gpu_power.METRICS[0].points(sample)) == []
 
 
 def test_limits_of_different_models_are_not_compared() -> None:

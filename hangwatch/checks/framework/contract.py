@@ -1,7 +1,7 @@
 """The definition of a check. Each module in checks/ is one check and ends in `CHECK = Check(...)`.
 
     observe(node, settings)  -> a Sample, None (not present on this node), or a Fault (did not respond)
-    points(sample)           -> the exported numbers, each made by a `Metric` of the check
+    METRICS                  -> the exported numbers, each with the function that reads it from a sample
     judge(window, settings)  -> a CheckVerdict over the last samples, newest last; the window is never empty
     table(sample)            -> optional rows for `hangwatch check --verbose`, header first
 
@@ -13,6 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
+from types import MappingProxyType
 from typing import Annotated, Any, Generic, Protocol, TypeAlias, TypeVar
 
 from msgspec import Meta
@@ -21,14 +23,25 @@ from hangwatch import config
 from hangwatch.model import CheckStatus, CheckVerdict, Fault, GpuName, Job, JobName, Point, Rank, Value
 from hangwatch.probes.node.machine import Node
 
-JOB = JobName.__struct_fields__
-"""The labels of a metric about a job: `METRIC.point(value, **job.name.labels)`."""
+Labels: TypeAlias = Mapping[str, Callable[[Any], str]]
+"""The labels of a metric, each with the function that returns its value for a subject."""
 
-RANK = (*JOB, "rank", "local_rank")
-"""The labels of a metric about a rank: `METRIC.point(value, **RankName.of_rank(job, rank).labels)`."""
+JOB: Labels = {
+    "job_id": lambda subject: subject.job.job_id if subject.job else "",
+    "job_key": lambda subject: subject.job.job_key if subject.job else "",
+}
+"""The labels of a subject with a `job`; empty if it is None."""
 
-GPU = ("gpu", "uuid")
-"""The labels of a metric about a GPU: `METRIC.point(value, **gpu_labels(gpu))`."""
+RANK: Labels = {
+    "job_id": attrgetter("rank.job.job_id"),
+    "job_key": attrgetter("rank.job.job_key"),
+    "rank": attrgetter("rank.rank"),
+    "local_rank": attrgetter("rank.local_rank"),
+}
+"""The labels of a subject with a `rank` of type `RankName`."""
+
+GPU: Labels = {"gpu": lambda gpu: str(gpu.index), "uuid": attrgetter("uuid")}
+"""The labels of a subject that is a `GpuName`."""
 
 ABSENT = "NotPresent"
 """The reason of a verdict if this node lacks the device, file or job that the check examines."""
@@ -49,26 +62,6 @@ class Settings(config.Section, frozen=True):
     enabled: Annotated[bool, Meta(description="false: the check runs only if `hangwatch check` names it")] = True
 
 
-class Metric(Value, frozen=True):
-    """A metric of a check. `name` has no `hangwatch_` and ends in a base unit, that of a counter in `_total`."""
-
-    name: str
-    help: str
-    labels: tuple[str, ...] = ()
-    kind: str = "gauge"
-
-    def point(self, value: float, **labels: str) -> Point:
-        """Return a value of this metric with its labels. Raises TypeError if `labels` are not the declared ones."""
-        if set(labels) != set(self.labels):
-            raise TypeError(f"{self.name} has the labels {self.labels}, got {tuple(labels)}")
-        ordered = tuple((label, labels[label]) for label in self.labels)
-        return Point(name=self.name, value=float(value), help=self.help, labels=ordered, kind=self.kind)
-
-    def points(self, value: float | None, **labels: str) -> list[Point]:
-        """Return a list with `point(value)`; empty if `value` is None, because the device does not report it."""
-        return [] if value is None else [self.point(value, **labels)]
-
-
 class RankName(Value, frozen=True):
     """The name of a rank of a job. `local_rank` is the local rank, else the global rank, else "unknown".
 
@@ -86,11 +79,6 @@ class RankName(Value, frozen=True):
         local = (number or "unknown") if rank.local_rank is None else str(rank.local_rank)
         return cls(job=job.name, rank=number, local_rank=local)
 
-    @property
-    def labels(self) -> dict[str, str]:
-        """Return the labels of a metric about this rank."""
-        return {**self.job.labels, "rank": self.rank, "local_rank": self.local_rank}
-
     def __str__(self) -> str:
         return f"local rank {self.local_rank} of job {self.job}"
 
@@ -104,14 +92,64 @@ class HasGpus(Protocol):
 
 SampleT = TypeVar("SampleT", bound=Sample)
 SettingsT = TypeVar("SettingsT", bound=Settings)
+SubjectT = TypeVar("SubjectT")
 KeyT = TypeVar("KeyT")
 Rows: TypeAlias = Iterator[Sequence[object]]
 """The cells of a table, header first. The runner writes them as text: yes or no for a bool, nothing for None."""
 
 
 @dataclass(frozen=True)
+class Metric(Generic[SubjectT]):
+    """A metric of a check. `name` has no `hangwatch_` and ends in a base unit, that of a counter in `_total`.
+
+    `read` returns its number for a subject; None if the device does not report it. If there are further labels, `by`,
+    it returns the numbers by the values of these labels.
+    """
+
+    name: str
+    help: str
+    read: Callable[[SubjectT], float | Mapping[Any, float | None] | None]
+    by: tuple[str, ...] = ()
+
+
+class Metrics(Generic[SampleT, SubjectT]):
+    """The metrics of a check about one kind of subject: the GPUs, ranks or mounts of a sample, or the sample itself.
+
+    A subject that is None has no series.
+    """
+
+    def __init__(
+        self,
+        *metrics: Metric[SubjectT],
+        subjects: Callable[[SampleT], Iterable[SubjectT | None]] | None = None,
+        labels: Labels = MappingProxyType({}),
+    ) -> None:
+        self.metrics = metrics
+        self.labels = labels
+        self._subjects = subjects
+
+    def points(self, sample: SampleT) -> Iterator[Point]:
+        """Yield the value of each metric for each subject that reports it."""
+        subjects: Iterable[Any] = (sample,) if self._subjects is None else self._subjects(sample)
+        for subject in subjects:
+            for metric in self.metrics if subject is not None else ():
+                labels = [(name, value(subject)) for name, value in self.labels.items()]
+                numbers = metric.read(subject)
+                for key, number in numbers.items() if isinstance(numbers, Mapping) else [((), numbers)]:
+                    if number is not None:
+                        further = zip(metric.by, (key,) if isinstance(key, str) else key, strict=True)
+                        yield Point(
+                            name=metric.name,
+                            value=float(number),
+                            help=metric.help,
+                            labels=(*labels, *further),
+                            kind="counter" if metric.name.endswith("_total") else "gauge",
+                        )
+
+
+@dataclass(frozen=True)
 class Check(Generic[SampleT, SettingsT]):
-    """The definition of a check. The registry sets `name`, the name of its module, and `metrics`, all of its module.
+    """The definition of a check. The registry sets `name`, the name of its module.
 
     `absent` is the sentence for a node that lacks the device, file or job that the check examines. `judge` gets at
     most the last `window` samples. `parts` returns the names of the parts of the node that a sample shows, by a key.
@@ -119,7 +157,7 @@ class Check(Generic[SampleT, SettingsT]):
     """
 
     observe: Callable[[Node, SettingsT], SampleT | Fault | None]
-    points: Callable[[SampleT], Iterable[Point]]
+    metrics: tuple[Metrics[SampleT, Any], ...]
     judge: Callable[[Sequence[SampleT], SettingsT], CheckVerdict]
     table: Callable[[SampleT], Rows] | None = None
     settings: type[SettingsT] = Settings  # type: ignore[assignment]
@@ -129,15 +167,9 @@ class Check(Generic[SampleT, SettingsT]):
     parts: Callable[[SampleT], Mapping[str, str]] = lambda _: {}
     vanished: CheckStatus = CheckStatus.WARNING
     name: str = ""
-    metrics: tuple[Metric, ...] = ()
 
 
 AnyCheck: TypeAlias = Check[Any, Any]
-
-
-def gpu_labels(gpu: GpuName) -> dict[str, str]:
-    """Return the labels of a metric about a GPU."""
-    return {"gpu": str(gpu.index), "uuid": gpu.uuid}
 
 
 def gpu_parts(sample: HasGpus) -> dict[str, str]:

@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 
 from hangwatch import config
-from hangwatch.checks.framework.contract import AnyCheck, Check, Metric, Settings
+from hangwatch.checks.framework.contract import AnyCheck, Check, Settings
 from hangwatch.errors import UserError
 from hangwatch.formats import toml_file
 
@@ -33,16 +33,17 @@ def checks() -> dict[str, AnyCheck]:
         if module.ispkg:
             continue
         values = vars(importlib.import_module(f"{PACKAGE}.{module.name}"))
-        if not isinstance(values.get("CHECK"), Check):
+        check = values.get("CHECK")
+        if not isinstance(check, Check):
             problems.append(f"hangwatch/checks/{module.name}.py: has no CHECK = Check(...)")
             continue
-        metrics = tuple(value for value in values.values() if isinstance(value, Metric))
         problems += [
             f"hangwatch/checks/{module.name}.py: metric {metric.name!r} belongs to {owner}.py"
-            for metric in metrics
+            for metrics in check.metrics
+            for metric in metrics.metrics
             if (owner := owners.setdefault(metric.name, module.name)) != module.name
         ]
-        by_name[module.name] = replace(values["CHECK"], name=module.name, metrics=metrics)
+        by_name[module.name] = replace(check, name=module.name)
     if problems:
         raise ContractError("\n".join(problems))
     return dict(sorted(by_name.items()))

@@ -73,7 +73,8 @@ def _run_unguarded(check: AnyCheck, node: Node, settings: Settings, window: Wind
         verdict = _judge_vanished(check, window, check.parts(sample), verdict)
     rows = check.table(sample) if check.table else ()
     table = tuple(tuple(map(_cell, row)) for row in rows)
-    return _result(check, verdict, faults=sample.faults, points=tuple(check.points(sample)), table=table)
+    points = tuple(point for metrics in check.metrics for point in metrics.points(sample))
+    return _result(check, verdict, faults=sample.faults, points=points, table=table)
 
 
 def _cell(value: object) -> str:

@@ -27,6 +27,12 @@ class Memory(Value, frozen=True):
     some: Stall | None = None
     full: Stall | None = None
 
+    @property
+    def stalls(self) -> dict[str, Stall]:
+        """The stalls that the kernel measures, by their kind."""
+        kinds = {"some": self.some, "full": self.full}
+        return {kind: stall for kind, stall in kinds.items() if stall is not None}
+
 
 def read(proc_root: Path) -> Memory | Fault | None:
     """Return the state of both files; None if /proc/meminfo is missing."""

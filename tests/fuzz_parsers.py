@@ -39,7 +39,6 @@ from hangwatch.probes.torch_recorder import libraries
 from hangwatch.tables import kernel_lines, xids
 from hangwatch.tools.explain import traces
 from hangwatch.tools.explain.flight_dumps import recorder_dump
-from hangwatch.tools.fleet import incident_fetch
 from tests import samples
 from tests.unit.test_flight_dump import dumped, entry
 
@@ -136,7 +135,6 @@ PARSERS: dict[str, Parser] = {
     "net/route": Parser(_of_text(interfaces.parse_routes), (), _proc("net/route")),
     "InfiniBand rate": Parser(_of_text(infiniband.parse_rate), (), [b"400 Gb/sec (4X NDR)"]),
     "port": Parser(_of_text(ports.parse), (), [b"gpu-07:29500", b"[::1]:80"]),
-    "URL": Parser(_of_text(incident_fetch.parse_url), (UserError,), [b"https://gpu-07:9836/", b"gpu-07"]),
 }
 """All parsers of data that hangwatch did not write, by name."""
 

@@ -27,11 +27,7 @@ html_option = click.option(
 )
 json_option = click.option("--json", "as_json_form", is_flag=True, help="Print JSON, see docs/json.md.")
 
-
-def http_config_option(when: str) -> Callable[[Command], Command]:
-    """Return the option --http-config. Its help text begins with `when`."""
-    text = f"{when}: file with certificates and password, in the format of Prometheus' http_config."
-    return click.option("--http-config", type=click.Path(path_type=Path), help=text)
+url_option = click.option("--url", help="URL of the daemon.  [default: this host, at the port in the configuration]")
 
 
 class _Pid(click.IntRange):

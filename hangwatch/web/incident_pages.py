@@ -3,15 +3,13 @@
 import asyncio
 import os
 import re
-import time
 from concurrent.futures import ThreadPoolExecutor
 from http import HTTPStatus
-from pathlib import Path
 from typing import BinaryIO
 
 import msgspec
 
-from hangwatch.formats import bounded_read, incident_file, sighting
+from hangwatch.formats import incident_file
 from hangwatch.formats.incident_file import INCIDENT_FILE
 from hangwatch.formats.incident_file import Incidents as Listed
 from hangwatch.store import Store
@@ -25,7 +23,6 @@ FILES = {
     "event.json": JSON,
     INCIDENT_FILE: JSON,
 }
-GROUPED = "grouped.json"
 LIST_VERSION = 1
 _PATH = re.compile(r"/incidents/([^/]+)(?:/([^/]*))?")
 _MISSING = text(HTTPStatus.NOT_FOUND, "no such incident")
@@ -42,7 +39,7 @@ class IncidentPages:
         self._list = Page(JSON, self._listed, reading)
 
     async def answer(self, path: str) -> Answer:
-        """Return the answer to /incidents or /incidents/ID/NAME. NAME is a file, or grouped.json for merging."""
+        """Return the answer to /incidents or /incidents/ID/NAME. NAME is a file of the incident."""
         if path in ("/incidents", "/incidents/"):
             return await self._list.get()
         match = _PATH.fullmatch(path)
@@ -50,9 +47,6 @@ class IncidentPages:
             return _MISSING
         incident_id, name = match[1], match[2] or "report.html"
         loop = asyncio.get_running_loop()
-        if name == GROUPED:
-            grouped = await loop.run_in_executor(self._reading, self._grouped, incident_id)
-            return Answer(HTTPStatus.OK, JSON, grouped) if grouped is not None else _MISSING
         if name not in FILES:
             return _MISSING
         file = await loop.run_in_executor(self._reading, self._open, incident_id, name)
@@ -75,18 +69,3 @@ class IncidentPages:
         except incident_file.StoreError:  # the message is not sent, because it contains paths
             summaries = ()
         return msgspec.json.encode(Listed(schema_version=LIST_VERSION, incidents=summaries))
-
-    def _grouped(self, incident_id: str) -> bytes | None:
-        """Return the incident in the form of `hangwatch dump --json --grouped`, which is six times smaller.
-
-        None if the incident does not exist or cannot be read.
-        """
-        file = self._open(incident_id, INCIDENT_FILE)
-        if file is None:
-            return None
-        try:
-            with file:
-                dump = sighting.read(Path(INCIDENT_FILE), file)
-        except (incident_file.StoreError, bounded_read.FileError):
-            return None
-        return msgspec.json.encode(msgspec.structs.replace(dump, printed_unix_seconds=time.time()))

@@ -1,4 +1,4 @@
-"""Feedback on verdicts: `hangwatch verdict`, `incidents --json` and `incidents --export`."""
+"""Feedback on verdicts: `hangwatch verdict` and `incidents --json`."""
 
 import json
 import os
@@ -17,7 +17,7 @@ from hangwatch.formats import incident_file
 from hangwatch.formats.incident_file import FEEDBACK_FILE, INCIDENT_FILE, MARKER_FILE
 from hangwatch.model import Feedback
 from hangwatch.store import Store
-from tests import robustness, samples, schemas
+from tests import samples, schemas
 from tests.commands import HANGWATCH, Finished, finished, hangwatch
 from tests.other_users import as_user, needs_root
 
@@ -151,35 +151,3 @@ def test_feedback_stays_with_the_verdict_that_it_is_about(node: Node) -> None:
     assert (verdict, given["verdict"], given["is_right"]) == ("Mismatch", "OutsideCollective", False)
     report = " ".join(node.run("report", node.folders["loader"]).stdout.split())
     assert "about an earlier verdict: OutsideCollective, which named rank 7 (gpu-a12" in report
-
-
-def test_export_writes_a_case_with_the_expected_verdict(node: Node, tmp_path: Path) -> None:
-    cases = tmp_path / "cases"
-    cases.mkdir()
-    refused = node.run("incidents", "--export", node.folders["loader"], "-o", str(cases / "one"))
-    assert (refused.returncode, "has no feedback" in refused.stderr) == (2, True)
-    assert not (cases / "one").exists()
-    node.judge("loader", "--right")
-    done = node.run("incidents", "--export", node.folders["loader"], "-o", str(cases / "one"))
-    assert (done.returncode, done.stdout) == (0, "")
-    assert f"hangwatch explain {cases}/one" in done.stderr
-    assert {path.name for path in (cases / "one").iterdir()} == {"expect.json", "trace-node-0.out"}
-    (case,) = robustness.cases_of(cases)
-    explained = json.loads(node.run("explain", "--json", str(cases / "one")).stdout)["verdict"]
-    assert {(None, rank["rank"]) for rank in explained["named"]} == case.guilty == {(None, 7)}
-    again = node.run("incidents", "--export", node.folders["loader"], "-o", str(cases / "one"))
-    assert (again.returncode, "is not empty" in again.stderr) == (2, True)
-
-    node.judge("mismatch", "--wrong")
-    unknown = node.run("incidents", "--export", node.folders["mismatch"], "-o", str(cases / "two"))
-    assert unknown.returncode == 2
-    assert f"type: hangwatch verdict {node.folders['mismatch']} --wrong --culprit RANK" in unknown.stderr
-    node.judge("parallel", "--right")
-    without_stacks = node.run("incidents", "--export", node.folders["parallel"], "-o", str(cases / "two"))
-    assert (without_stacks.returncode, "has no stacks" in without_stacks.stderr) == (2, True)
-
-
-def test_options_of_incidents_that_exclude_each_other_are_refused(node: Node) -> None:
-    for arguments in ("--export x", "-o x", "--export x -o y --json", "--export x -o y job"):
-        done = node.run("incidents", *arguments.split())
-        assert (done.returncode, "--export" in done.stderr) == (2, True)

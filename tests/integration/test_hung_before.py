@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from tests.commands import HANGWATCH, finished
 from tests.conftest import wait_for
 from tests.fake_driver import FakeDriver, h100
 from tests.integration.test_page import HUNG_POWER, alertmanager_config, paging_prometheus
-from tests.namespace_nodes import cluster, needs_namespaces, sshd_on
+from tests.namespace_nodes import cluster, needs_namespaces
 from tests.real_daemon import QUICK, RealDaemon, TorchJob, stop_at_shard
 from tests.servers import RealAlertmanager, WebhookReceiver
 from tests.ssh_nodes import needs_sshd
@@ -67,7 +66,6 @@ def test_second_page_shows_that_it_happened_before_and_where(tmp_path: Path, fak
             )
             for name, node in nodes.items()
         }
-        ssh_config = stack.enter_context(sshd_on(nodes, tmp_path / "ssh"))
         webhook = stack.enter_context(WebhookReceiver())
         alertmanager = stack.enter_context(RealAlertmanager(tmp_path / "am", alertmanager_config(webhook.url)))
         stack.enter_context(paging_prometheus(tmp_path, daemons, alertmanager))
@@ -78,22 +76,17 @@ def test_second_page_shows_that_it_happened_before_and_where(tmp_path: Path, fak
         with hung_job(tmp_path / "second", daemons["n1"], drivers["n1"], nodes["n1"].inside) as job:
             page = page_of(webhook, job)
             assert "\nBefore: at the same place in the last 7 days: n0\n" in page, page
-            there = tmp_path / "hangwatch-there"
-            there.write_text(
-                f'exec {sys.executable} -m hangwatch "$@" --config {tmp_path}/hw-$(hostname)/hangwatch.toml\n'
-            )
-            over_nodes = ["--nodes", "n[0-1]", "--via-options", f"-F {ssh_config}", "--remote-command", f"sh {there}"]
             (name,) = [one["folder"] for one in incidents(daemons["n1"], "--json")["incidents"]]
-            alike = incidents(daemons["n1"], "--like", name, *over_nodes, "--json")["incidents"]
-            assert [one["node"] for one in alike] == ["n1", "n0"]
-            text = listed(daemons["n1"], "--like", name, *over_nodes)
-            assert "it hung at this place before: n0 (1 time)" in text, text
             assert listed(daemons["n1"], "--like", name).count(name) == 1
         daemons["n1"].wait_for_state(job.run_id, "ended")
 
         with hung_job(tmp_path / "third", daemons["n1"], drivers["n1"], nodes["n1"].inside) as job:
             assert "Before: at the same place in the last 7 days: n0, n1\n" in page_of(webhook, job)
-            newest = incidents(daemons["n1"], "--json")["incidents"][0]["folder"]
+            newest, before = (one["folder"] for one in incidents(daemons["n1"], "--json")["incidents"])
+            alike = incidents(daemons["n1"], "--like", newest, "--json")["incidents"]
+            assert [one["folder"] for one in alike] == [newest, before]
+            text = listed(daemons["n1"], "--like", newest)
+            assert "it hung at this place before: n1 (1 time)" in text, text
             report = (daemons["n1"].state / "incidents" / newest / "report.txt").read_text()
             assert "blocked at the same place 1 time in the last 7 days: n1 (1 time)" in report, report
 

@@ -197,9 +197,7 @@ def _sort(paths: Iterable[Path]) -> tuple[list[FileBelow], list[Incident], list[
         elif path == Path("-") or path.exists():
             files.append((path, None))
         else:
-            is_url = str(path).startswith(("http:", "https:"))
-            hint = "; `hangwatch merge URL` reads incidents of daemons" if is_url else ""
-            hint = hint or ("; give the folder, or the pattern without quotes" if WILD & set(str(path)) else "")
+            hint = "; give the folder, or the pattern without quotes" if WILD & set(str(path)) else ""
             raise InputError(f"{path}: no such file or folder{hint}")
     if len(files) > MOST_FILES:
         raise InputError(f"{len(files)} files; at most {MOST_FILES}: give fewer files or a smaller folder")

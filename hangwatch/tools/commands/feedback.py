@@ -1,26 +1,20 @@
-"""`hangwatch verdict`: feedback on verdicts; its export as test cases, for `hangwatch incidents`."""
+"""`hangwatch verdict`: feedback on verdicts."""
 
 import contextlib
 import os
-import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlencode
 
 import click
 
-from hangwatch import store, words
+from hangwatch import store
 from hangwatch.cli import user_socket_client
 from hangwatch.cli.config_choice import settings_from
 from hangwatch.cli.options import config_option
 from hangwatch.cli.usage_errors import InputError, with_sudo
-from hangwatch.formats import incident_file
 from hangwatch.model import LONGEST_CAUSE
-from hangwatch.report import anonymous_case
-from hangwatch.tools.commands.output_files import NewFolder
 from hangwatch.web import feedback_record
-
-_HOW = "to give feedback: `hangwatch verdict INCIDENT --right` or `--wrong`"
 
 
 @click.command(short_help="Record whether the verdict of an incident was right.")
@@ -82,29 +76,6 @@ def _owner_rights(incidents: Path) -> Iterator[None]:
     finally:
         os.seteuid(uid)
         os.setegid(gid)
-
-
-def export_case(folder: Path, target: Path) -> None:
-    """Write the incident in `folder` as an anonymous test case to `target`. Raises StoreError and InputError."""
-    incident, given = incident_file.load(folder), incident_file.load_feedback(folder)
-    if given is None:
-        raise InputError(f"{folder.name}: has no feedback, so the right verdict is not known\n  {_HOW}")
-    if not (incident.captures and incident.captures[-1].ranks):
-        raise InputError(f"{folder.name}: has no stacks")
-    try:
-        files = anonymous_case.render_case(incident, given, target.absolute().name)
-    except anonymous_case.UnknownAnswerError as error:
-        raise InputError(
-            f"{folder.name}: {error}\n  type: hangwatch verdict {folder.name} --wrong --culprit RANK"
-        ) from None
-    written = NewFolder(target)
-    for name, content in files.items():
-        written.write(".", name, content)
-    click.echo(
-        f"wrote {words.join_words(list(files))} to {target}: read them before you share them\n"
-        f"  the verdict on these stacks: hangwatch explain {shlex.quote(str(target))}",
-        err=True,
-    )
 
 
 COMMANDS = (verdict,)

@@ -6,7 +6,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import click
 import msgspec
@@ -15,7 +15,6 @@ from hangwatch import store, words
 from hangwatch.cli import screen
 from hangwatch.cli.config_choice import settings_from
 from hangwatch.cli.options import config_option
-from hangwatch.cli.reach import Reach, nodes_options, parse_reach
 from hangwatch.cli.text_tables import print_table
 from hangwatch.cli.usage_errors import InputError
 from hangwatch.formats import incident_file
@@ -199,45 +198,15 @@ def _file_of(path: Path) -> Path | None:
     metavar="INCIDENT",
     help="Only incidents at the same place as this one: equal functions and files in the stacks.",
 )
-@click.option(
-    "--export",
-    "exported",
-    metavar="INCIDENT",
-    help="Write the stacks of this incident as an anonymous test case to -o.",
-)
-@click.option("-o", "folder", type=click.Path(path_type=Path, file_okay=False), help="With --export: a new folder.")
 @config_option
-@nodes_options
-def incidents(
-    *,
-    wanted: str | None,
-    as_json: bool,
-    full: bool,
-    like: str | None,
-    exported: str | None,
-    folder: Path | None,
-    config_path: Path | None,
-    **reaching: Any,
-) -> int:
+def incidents(*, wanted: str | None, as_json: bool, full: bool, like: str | None, config_path: Path | None) -> int:
     """List the incidents that this node keeps, newest first.
 
-    With JOB, the id, key or name of a job, list only its incidents. With --like, --nodes also asks other nodes.
-    --export uses the feedback that `hangwatch verdict` has recorded.
+    With JOB, the id, key or name of a job, list only its incidents.
     """
-    sources, reach = _Sources(config_path), parse_reach(reaching)
-    if reach is not None and like is None:
-        raise click.UsageError("--nodes and --jobid need --like INCIDENT")
-    if (exported is None) != (folder is None):
-        raise click.UsageError("give --export INCIDENT and -o FOLDER together")
-    if exported is not None and (wanted is not None or like is not None or as_json or full):
-        raise click.UsageError("--export needs only -o FOLDER")
-    if exported is not None and folder is not None:
-        from hangwatch.tools.commands import feedback
-
-        feedback.export_case(sources.store.find(exported), folder)
-        return 0
+    sources = _Sources(config_path)
     if like is not None:
-        _list_similar(like, sources, reach, as_json=as_json)
+        _list_similar(like, sources, as_json=as_json)
         return 0
     summaries = tuple(
         summary
@@ -280,13 +249,12 @@ def _print_list(summaries: Sequence[Summary], sources: _Sources, wanted: str | N
         print_table(("incident", "job", "state", "verdict"), rows, "" if rows else none)
 
 
-def _list_similar(like: str, sources: _Sources, reach: Reach | None, *, as_json: bool) -> None:
+def _list_similar(like: str, sources: _Sources, *, as_json: bool) -> None:
     """List the incidents with the fingerprint of the incident `like`. Raises StoreError, BusyError and InputError."""
     incident, _ = _incident(Path(like), None, sources) or (None, None)
     if incident is None:
         raise InputError(sources.none_found())
-    summaries = sources.summaries() if reach is None else _read_nodes(reach)
-    _print_similar(incident, _find_similar(incident, summaries), as_json=as_json)
+    _print_similar(incident, _find_similar(incident, sources.summaries()), as_json=as_json)
 
 
 def _find_similar(incident: Incident, summaries: Iterable[Summary]) -> list[Summary]:
@@ -297,21 +265,8 @@ def _find_similar(incident: Incident, summaries: Iterable[Summary]) -> list[Summ
             f"{incident.incident_id}: has no fingerprint, because it has no stack\n"
             "  `hangwatch incidents JOB` lists the incidents of a job"
         )
-    alike = {(one.node, one.folder): one for one in summaries if one.fingerprint == mark and not one.problem}
-    return sorted(alike.values(), key=lambda one: -one.opened_unix_seconds)
-
-
-def _read_nodes(reach: Reach) -> list[Summary]:
-    """Return the incidents of all nodes. Raises InputError if no node responds."""
-    from hangwatch.tools.commands.node_options import resolve_nodes, run_hangwatch
-    from hangwatch.tools.fleet.node_replies import collect_answers
-
-    problem = "sent no list of incidents: does it run the same version of hangwatch?"
-    replies = collect_answers(incident_file.Incidents, problem)
-    answers = run_hangwatch(reach, resolve_nodes(reach), "incidents --json", replies)
-    if not answers:
-        raise InputError("no node responded")
-    return [msgspec.structs.replace(each, node=node) for node, answer in answers.items() for each in answer.incidents]
+    alike = [one for one in summaries if one.fingerprint == mark and not one.problem]
+    return sorted(alike, key=lambda one: -one.opened_unix_seconds)
 
 
 def _print_similar(incident: Incident, similar: Sequence[Summary], *, as_json: bool) -> None:

@@ -4,25 +4,24 @@ from __future__ import annotations
 
 import gc
 import hashlib
-import re
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 from msgspec.structs import replace
 
 from hangwatch import words
 from hangwatch.cli import screen
-from hangwatch.cli.options import html_option, http_config_option, json_option, topology_option
-from hangwatch.cli.reach import NODE_DEADLINE_SECONDS, Reach
+from hangwatch.cli.options import html_option, json_option, topology_option
+from hangwatch.cli.reach import Reach
 from hangwatch.cli.usage_errors import InputError
 from hangwatch.formats import bounded_read, incident_file, sighting
 from hangwatch.model import Grouping, Job, Verdict, find_jobs
 from hangwatch.report import as_json, dump_text, html, text
-from hangwatch.tools.commands import incident_sources, node_options
+from hangwatch.tools.commands import node_options
 from hangwatch.tools.commands.input_files import FileBelow
 from hangwatch.tools.commands.node_options import MOST_TOLD
 from hangwatch.tools.commands.output import print_answer, print_nodes_answer, verdict_text
@@ -39,7 +38,6 @@ if TYPE_CHECKING:
 MOST_JOBS = 256  # per node, in the folder of --raw
 MOST_ROUNDS = 10
 INCOMPLETE = 1
-_ADDRESS = re.compile(r"[\w.-]+:\d{1,5}(/.*)?")
 BAD = 2
 
 
@@ -47,72 +45,44 @@ job_option = click.option("--job", "wanted", help="Merge only this job, by id, k
 
 
 @click.command()
-@click.argument("sources", nargs=-1, metavar="FILE|DIR|URL...")
-@click.option("--prometheus", help="URL of a Prometheus server: also merge from all nodes on which it saw the --job.")
+@click.argument("sources", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="FILE|DIR...")
 @job_option
 @topology_option
 @click.option("--as-one-job", is_flag=True, help="Merge incidents of several jobs as if they were one job.")
-@http_config_option("For URLs")
-@click.option(
-    "--prometheus-http-config",
-    type=click.Path(path_type=Path),
-    help="Like --http-config, for the Prometheus server.",
-)
-@click.option(
-    "--deadline",
-    "deadline_seconds",
-    type=click.FloatRange(1, 3600),
-    default=NODE_DEADLINE_SECONDS,
-    show_default=True,
-    help="Seconds to wait for each URL.",
-)
 @json_option
 @html_option
 def merge(
     *,
-    sources: tuple[str, ...],
+    sources: tuple[Path, ...],
+    wanted: str | None,
     as_one_job: bool,
     topology: Path | None,
     as_json_form: bool,
     html_path: Path | None,
-    **fetching: Any,
 ) -> int:
     """Give one verdict from the incidents of many nodes.
 
     FILE is an incident.json, or the output of `hangwatch dump --json --grouped` on a node. DIR means all *.json files
-    below it. "-" is standard input. URL is a daemon (https://NODE:9836) or one of its incidents. A node that does not
-    respond is reported and is not an error. Only the newest incident of a job on each node counts.
+    below it. "-" is standard input. Only the newest incident of a job on each node counts.
 
-    Exits 1 if a file or node had to be skipped, 2 if nothing could be read.
+    Exits 1 if a file had to be skipped, 2 if nothing could be read.
     """
-    from hangwatch.tools.fleet.node_replies import Replies
-
     gc.disable()  # the values have no reference cycles, and garbage collection would double the time
-    by_file = _by_file(topology)
-    request = incident_sources.FetchRequest(
-        urls=[source for source in sources if source.lower().startswith(("http://", "https://"))], **fetching
-    )
-    wanted = request.wanted
-    if not sources and request.prometheus is None:
-        raise click.UsageError("nothing to merge: give FILE, DIR, URL or --prometheus")
-    replies = Replies()
-    problems = _gather([Path(source) for source in sources if source not in request.urls], replies.gathering)
-    if request.urls or request.prometheus is not None:
-        wanted = incident_sources.fetch(request, replies)
-    jobs = replies.gathering.jobs
+    by_file, gathering = _by_file(topology), SightingCollector()
+    problems = _gather(sources, gathering)
+    jobs = gathering.jobs
     if not jobs:
-        raise InputError(_nothing_merged(problems, replies, sources))
+        raise InputError("\n".join(problems[:MOST_TOLD]) or f"no job found in {', '.join(map(str, sources))}")
     keys = list(jobs) if as_one_job else [_chosen(wanted, jobs)]
     for problem in problems[:MOST_TOLD]:
         screen.complain(f"skipped: {problem}")
     if len(problems) > MOST_TOLD:
         click.echo(f"hangwatch: skipped: {words.count(len(problems) - MOST_TOLD, 'more file')}", err=True)
-    grouping = replies.gathering.merge_jobs(keys)
-    ranks_here = replies.gathering.ranks_here(keys[0]) if len(keys) == 1 and not replies.silent else None
-    leaves = by_file or replies.gathering.leaves(keys)
-    verdict = cross_node.judge(grouping, ranks_here, _missed(replies, grouping), replies.clocks, leaves)
+    grouping = gathering.merge_jobs(keys)
+    ranks_here = gathering.ranks_here(keys[0]) if len(keys) == 1 else None
+    verdict = cross_node.judge(grouping, ranks_here, leaves=by_file or gathering.leaves(keys))
     print_answer(grouping, verdict, jobs[keys[0]], as_json_form, html_path)
-    return INCOMPLETE if problems or replies.failed or replies.silent else 0
+    return INCOMPLETE if problems else 0
 
 
 def _by_file(path: Path | None) -> dict[str, Leaf]:
@@ -141,17 +111,7 @@ def _gather(paths: Sequence[Path], gathering: SightingCollector) -> list[str]:
     return problems
 
 
-def _nothing_merged(problems: Sequence[str], replies: Replies, sources: Sequence[str]) -> str:
-    if problems:
-        return "\n".join(problems[:MOST_TOLD])
-    if replies.failed or replies.silent:
-        return "no node returned an incident"
-    return f"no job found in {', '.join(sources) or 'the series of Prometheus'}"
-
-
 def _files(path: Path) -> Iterator[FileBelow]:
-    if _ADDRESS.fullmatch(str(path)) and not path.exists():
-        raise InputError(f"{path}: no such file; the URL of a daemon begins with http:// or https://: http://{path}")
     if path == Path("-") or not path.is_dir():
         yield path, None
         return

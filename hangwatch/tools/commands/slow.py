@@ -8,7 +8,7 @@ import click
 
 from hangwatch import words
 from hangwatch.cli.config_choice import settings_from
-from hangwatch.cli.options import config_option, http_config_option
+from hangwatch.cli.options import config_option, url_option
 from hangwatch.cli.reach import nodes_options, parse_reach
 from hangwatch.cli.text_tables import print_table
 from hangwatch.cli.usage_errors import InputError
@@ -23,8 +23,7 @@ GPU_CHECK = "gpu_speed"  # a slow GPU does not show in the times of collectives
 @click.command(short_help="Show which rank of a job is late in each step.")
 @config_option
 @click.option("--job", "wanted", metavar="NAME", help="Only this job: a name or key from `hangwatch status`.")
-@click.option("--url", help="URL of the daemon.  [default: this host, at the port in the configuration]")
-@http_config_option("If the daemon requires credentials")
+@url_option
 @click.option(
     "--json", "as_json", is_flag=True, help="Print the JSON of /status with only these jobs, see docs/json.md."
 )
@@ -35,7 +34,6 @@ def slow(
     config_path: Path | None,
     wanted: str | None,
     url: str | None,
-    http_config: Path | None,
     as_json: bool,
     records: bool,
     **reaching: Any,
@@ -47,7 +45,7 @@ def slow(
     Exits 0 if a rank or node is named, else 1.
     """
     if (reach := parse_reach(reaching)) is not None:
-        if config_path or url or http_config or records:
+        if config_path or url or records:
             raise click.UsageError("--nodes and --jobid need no daemon: give only --job and --json with them")
         from hangwatch.tools.commands.slow_nodes import slow_nodes
 
@@ -58,7 +56,7 @@ def slow(
 
         print_records(wanted, settings.jobs)
         return 0
-    answer = fetch_status(settings, source, url, http_config)
+    answer = fetch_status(settings, source, url)
     seen = decode_status(answer)
     jobs = _choose(wanted, seen.jobs)
     if as_json:

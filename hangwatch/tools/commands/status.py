@@ -5,22 +5,21 @@ from pathlib import Path
 
 import click
 
-from hangwatch.cli.options import config_option, http_config_option
+from hangwatch.cli.options import config_option, url_option
 
 
 @click.command(short_help="Show the GPUs, jobs and checks of this node's daemon.")
 @config_option
-@click.option("--url", help="URL of the daemon.  [default: this host, at the port in the configuration]")
-@http_config_option("If the daemon requires credentials")
+@url_option
 @click.option("--json", "as_json", is_flag=True, help="Print the JSON of /status, see docs/json.md.")
-def status(config_path: Path | None, url: str | None, http_config: Path | None, as_json: bool) -> None:
+def status(config_path: Path | None, url: str | None, as_json: bool) -> None:
     """Show GPUs, jobs and checks, as the daemon on this node sees them."""
     from hangwatch.cli.config_choice import settings_from  # what runs the command is imported only to run it
     from hangwatch.tools.commands.status_client import decode_status, fetch_status
     from hangwatch.tools.commands.status_tables import print_status
 
     settings, source = settings_from(config_path)
-    answer = fetch_status(settings, source, url, http_config)
+    answer = fetch_status(settings, source, url)
     if as_json:
         click.echo(json.dumps(answer, indent=2))
     else:

@@ -4,34 +4,31 @@ import time
 import urllib.error
 import urllib.request
 from http.client import HTTPException
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from hangwatch import config, words
 from hangwatch.cli.usage_errors import InputError
-from hangwatch.formats import decoding, yaml_file
+from hangwatch.formats import decoding
 from hangwatch.state.status import Status
-from hangwatch.tools.commands.incident_sources import load_client
-from hangwatch.tools.fleet.http_client import WebClient
 
 STATUS_DEADLINE_SECONDS = 5.0
 STATUS_MOST_BYTES = 64 << 20
 
 
-def fetch_status(settings: config.Settings, source: str, url: str | None, http_config: Path | None) -> Any:
+def fetch_status(settings: config.Settings, source: str, url: str | None) -> Any:
     """Return the decoded JSON of /status from the daemon's HTTP port.
 
-    If that fails and neither `url` nor `http_config` is given, query the user socket. Its reply has only this
-    user's jobs. Errors name `source`, the source of the settings. Raises InputError and SocketError: BusyError if
-    the socket refuses for now.
+    If that fails, for example because the port requires credentials, and `url` is not given, query the user socket.
+    Its reply has only this user's jobs. Errors name `source`, the source of the settings. Raises InputError and
+    SocketError: BusyError if the socket refuses for now.
     """
     base = url or _local_url(settings.http)
     try:
-        return _fetch(base.rstrip("/").removesuffix("/status"), load_client(http_config))
+        return _fetch(base.rstrip("/").removesuffix("/status"))
     except InputError as error:
-        if url is not None or http_config is not None:
+        if url is not None:
             raise
         from hangwatch.cli import user_socket_client
 
@@ -59,19 +56,16 @@ def decode_status(answer: Any) -> Status:
 
 def _local_url(http: config.Http) -> str:
     host = "127.0.0.1" if http.listen in ("0.0.0.0", "::", "") else http.listen  # noqa: S104 - compared, not bound
-    # The certificates are not read, since this user may not read them.
-    file = http.web_config_file
-    has_tls = file and ("tls_server_config",) in yaml_file.read(Path(file)).lines
-    return f"{'https' if has_tls else 'http'}://{words.place(host, http.port)}"
+    return f"http://{words.place(host, http.port)}"
 
 
-def _fetch(url: str, client: WebClient) -> Any:
+def _fetch(url: str) -> Any:
     if not url.startswith(("http://", "https://")):
         raise InputError(f"--url {url}: must start with http:// or https://\n  try --url http://{url}")
     try:
-        content = _content(f"{url}/status", client)
+        content = _content(f"{url}/status")
     except urllib.error.HTTPError as error:
-        advice = "\n  it requires credentials: --http-config FILE" if error.code in (401, 403) else ""
+        advice = "\n  it requires credentials: run this command on its node" if error.code in (401, 403) else ""
         raise InputError(f"{url} refused the request: HTTP {error.code}{advice}") from None
     except (OSError, HTTPException, OverflowError) as error:
         raise InputError(
@@ -86,21 +80,11 @@ def _fetch(url: str, client: WebClient) -> Any:
         raise InputError(f"the program that answers at {url} is not hangwatch\n  give its address: --url") from None
 
 
-class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """A handler that refuses redirects, because the credentials are only for the requested host."""
-
-    def redirect_request(self, *_: Any) -> None:
-        """Return None, which makes urllib treat the redirect as an error."""
-
-
-def _content(url: str, client: WebClient) -> bytes:
+def _content(url: str) -> bytes:
     """Return the content of a URL. Raises OSError, also if the content is too large or takes too long."""
     end = time.monotonic() + STATUS_DEADLINE_SECONDS
     content = b""
-    headers = {"Authorization": client.authorization} if client.authorization is not None else {}
-    request = urllib.request.Request(url, headers=headers)  # noqa: S310 - scheme checked by `_fetch`
-    opener = urllib.request.build_opener(urllib.request.HTTPSHandler(context=client.tls), _NoRedirects)
-    with opener.open(request, timeout=STATUS_DEADLINE_SECONDS) as answer:
+    with urllib.request.urlopen(url, timeout=STATUS_DEADLINE_SECONDS) as answer:  # noqa: S310 - scheme is checked
         while part := answer.read1(1 << 16):
             content += part
             if len(content) > STATUS_MOST_BYTES:

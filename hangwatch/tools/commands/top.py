@@ -22,7 +22,7 @@ from rich.text import Text
 
 from hangwatch import words
 from hangwatch.cli.config_choice import settings_from
-from hangwatch.cli.options import config_option, http_config_option
+from hangwatch.cli.options import config_option, url_option
 from hangwatch.cli.text_tables import engine_text
 from hangwatch.cli.usage_errors import InputError
 from hangwatch.errors import UserError
@@ -70,15 +70,14 @@ class LastAnswer(NamedTuple):
 
 @click.command()
 @config_option
-@click.option("--url", help="URL of the daemon.  [default: this host, at the port in the configuration]")
-@http_config_option("If the daemon requires credentials")
-def top(config_path: Path | None, url: str | None, http_config: Path | None) -> int:
+@url_option
+def top(config_path: Path | None, url: str | None) -> int:
     """Show jobs, GPUs and checks live; q or Ctrl-C quits.
 
     For each job it shows the state, the power and the limit below which the job is quiet, and the verdict.
     """
     settings, source = settings_from(config_path)
-    return watch(lambda: decode_status(fetch_status(settings, source, url, http_config)))
+    return watch(lambda: decode_status(fetch_status(settings, source, url)))
 
 
 def watch(ask: Callable[[], Status]) -> int:

@@ -94,10 +94,6 @@ class ReplyCollector(Generic[AnswerT]):
             self.clocks.append(ClockOffset(node=reply.node, seconds=offset))
         return answer
 
-    def fail(self, node: str, why: str) -> None:
-        """Record that a node was reached but failed, with the reason `why`."""
-        self._failed[words.elided(words.printable(why), _REASON_CHARACTERS)].append(node)
-
     def complain(self, complaints: Mapping[str, bytes]) -> None:
         """Record the texts that nodes printed on standard error, by node."""
         for node, complaint in complaints.items():

@@ -291,7 +291,7 @@ def _find_check_first(scene: Scene, answer: Answer, *, is_without_suspicion: boo
     unnamed = _find_unnamed(scene)
     lead = next((finding for finding in _passing(CHECK_FIRST, scene.by_line) if not _only_waits(finding, answer)), None)
     if lead is None or not _is_supported_by_half(lead):
-        return _with_odd_gpu(unnamed) or _with_last_rank(unnamed) or _with_stuck_task(unnamed) or unnamed
+        return _with_odd_gpu(unnamed) or _with_blocked_ranks(unnamed) or _with_stuck_task(unnamed) or unnamed
     may_be_victims = any(member.waits.asks_rank is not None or may_be_behind_gpu(member) for member in lead.members)
     may_name = is_without_suspicion and lead.rule is not None and lead.rule.may_name and not may_be_victims
     if may_name and machine_says_the_same(lead.members, lead.others):
@@ -328,13 +328,18 @@ def _with_odd_gpu(unnamed: Finding) -> Finding | None:
     return unnamed._replace(suspects=tuple(suspects), odd_gpu=odd)
 
 
-def _with_last_rank(unnamed: Finding) -> Finding | None:
-    """Return a finding if all ranks except one have ended, and no rank can end the call of that one; else None."""
-    scene, ended = unnamed.scene, count_ranks(unnamed.scene.gone)
-    is_last = scene.stacks == 1 and 0 < ended == scene.grouping.expected_rank_count - 1
-    if not is_last or not scene.are_settled_by_kernel(scene.stacked_members):
-        return None
-    return unnamed._replace(suspects=scene.stacked)
+def _with_blocked_ranks(unnamed: Finding) -> Finding | None:
+    """Return a finding if at most half of the ranks are blocked in a call that no rank ends; else None.
+
+    The others poll, have ended or are elsewhere, so it is not known if they wait for these ranks. Of each group, the
+    call of one rank is known.
+    """
+    scene = unnamed.scene
+    suspects = tuple(
+        group for group in scene.stacked if any(scene.are_settled_by_kernel([member]) for member in group.members)
+    )
+    is_odd = 0 < 2 * count_ranks(suspects) <= scene.grouping.expected_rank_count
+    return unnamed._replace(suspects=suspects) if is_odd else None
 
 
 def _with_stuck_task(unnamed: Finding) -> Finding | None:

@@ -91,7 +91,8 @@ def _cannot_move(group: Group, member: Member, *, awaits_all: bool) -> bool:
 
     If it has ended without a trace, and flight recorders show no wait in a group of all ranks that needs each of them
     (not `awaits_all`), it may have left when its work was done, as after its part of a gather. Only an outsider can
-    continue stopped processes. A tracer, a freezer or a timeout may end other waits that look alike.
+    continue stopped processes, or another thread of the rank, which may have stopped its helpers. A tracer, a freezer
+    or a timeout may end other waits that look alike.
     """
     if member.signature is Signature.STOPPED:
         is_free = member.waits.tracer is None and member.waits.frozen_cgroup is None
@@ -100,4 +101,4 @@ def _cannot_move(group: Group, member: Member, *, awaits_all: bool) -> bool:
     if member.signature is not Signature.BLOCKED or call is None:
         return member.signature is Signature.GONE and (awaits_all or member.died is not None or has_crashed(member))
     repeats = any((plain_name(frame.function), short_path(frame.file)) == _REPEATS for frame in group.frames)
-    return call.is_held and (repeats or not call.may_time_out)
+    return call.is_held and member.stack.is_alone and (repeats or not call.may_time_out)

@@ -283,14 +283,20 @@ def test_call_of_one_rank_is_reported_if_all_ranks_are_blocked_alike(is_stopped:
     assert [one.kind for one in verdict.evidence].count("system_call") == 1
 
 
-def test_last_rank_is_checked_first_if_it_is_blocked_in_open(tmp_path: Path) -> None:
-    with three_ranks(READS, "openat", tmp_path) as pids:
-        for pid in pids[:2]:
+@pytest.mark.parametrize("have_ended", [True, False], ids=["the others have ended", "the others poll"])
+def test_rank_blocked_in_open_is_checked_first(tmp_path: Path, have_ended: bool) -> None:
+    polls = "import time\nready()\nwhile True: time.sleep(0.1)"
+    with targets.started(tmp_path, *[CONNECTED + code for code in (polls, polls, READS)]) as pids:
+        targets.wait_for_call(pids[2], "openat")
+        for pid in pids[:2] if have_ended else ():
             os.kill(pid, signal.SIGKILL)
             wait_for(lambda pid=pid: not procfs.read_thread_states(pid).strip("ZX"), "the rank to end")
         verdict = looked_at(pids).verdict
     assert ([rank.rank for rank in verdict.named], [rank.rank for rank in verdict.check_first]) == ([], [2])
-    assert "first: all other ranks have ended, and it is blocked in a call that no rank ends." in verdict.message
+    why = f"{'all other ranks have ended, and ' * have_ended}it is blocked in a call that no rank ends"
+    assert f"first: {why}." in verdict.message
+    assert verdict.next_step.startswith(f"look at {tmp_path}/2/fifo: ")
+    assert "Look again" not in verdict.message
 
 
 def test_path_is_reported_if_all_ranks_are_blocked_in_open(tmp_path: Path) -> None:

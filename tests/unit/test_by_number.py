@@ -536,10 +536,11 @@ def with_odd(
     waited_in: str = WORLD,
     died: Died | None = None,
     operation: str = "all_reduce",
+    is_alone: bool = True,
 ) -> Grouping:
     """Return a grouping of rank 3, and all other ranks in a collective of a group, or another activity."""
     facts = {"kernel": kernel or KernelFacts(), "waits": waits_facts or Waits(), "died": died}
-    odd = replace(samples.member(3), signature=signature, **facts)
+    odd = replace(samples.member(3), signature=signature, stack=StackFacts(is_alone=is_alone), **facts)
     frames = (Frame(function=at, file="torch/utils/data/dataloader.py", line=9),)
     group = Group(key="odd", activity="unknown", members=(odd,), gone=signature is Signature.GONE, frames=frames)
     is_open = waited_in and others == "collective_wait"
@@ -576,6 +577,7 @@ PERMANENT = {
     "frozen": (with_odd(Signature.STOPPED, STOPPED, Waits(frozen_cgroup="/pod")), False),
     "blocked": (with_odd(Signature.BLOCKED), False),
     "stopped helpers": (with_odd(Signature.BLOCKED, HELD), True),
+    "stopped helpers, and a thread": (with_odd(Signature.BLOCKED, HELD, is_alone=False), False),
     "living helper": (with_odd(Signature.BLOCKED, LIVING), False),
     "timeout": (with_odd(Signature.BLOCKED, TIMED), False),
     "loader": (with_odd(Signature.BLOCKED, TIMED, at="_try_get_data"), True),

@@ -10,6 +10,7 @@ from hangwatch.stacks import frames as stack_frames
 from hangwatch.verdict.wording import clauses
 
 _MOST_SENTENCES = 2
+_POLLING_SECONDS = 10.0  # a shorter sleep has ended before its end is read
 _LINKS = "XIDs, NVLink and network errors"
 WORKS = "wait: a checkpoint, an evaluation or a compilation ends without help"
 ALL_DUMPS = "give the dumps of all ranks of the job"
@@ -65,9 +66,9 @@ def _find_hint(group: Group) -> str | None:
     if len(awaited) == 1 and (outside := awaited.pop()):
         return f"Check {outside.says}" + (": does it respond?" if outside.may_answer else ".")
     sleeps = [member.stack.sleep for member in group.members]
-    if all(sleeps):
-        until = max(sleep.until_unix_seconds for sleep in sleeps if sleep)
-        return f"Look again after {words.utc(until)}: their sleep ends then."
+    long = [sleep.until_unix_seconds for sleep in sleeps if sleep and sleep.seconds > _POLLING_SECONDS]
+    if len(long) == group.size:
+        return f"Look again after {words.utc(max(long))}: their sleep ends then."
     row = activity_table.find_activity(group.activity)
     return (row.meets_at_store and _describe_store(group.members)) or row.look_at
 

@@ -72,14 +72,15 @@ def _check_first(finding: Finding, text: str, settle: str) -> str:
 def _explain_check(finding: Finding, member: Member, text: str) -> str:
     """Return the reason to check a rank first.
 
-    It is `text` unless the ranks differ only by a GPU or by a stuck task, or one rank is left.
+    It is `text` unless the ranks differ only by a GPU, a stuck task or a call that no rank ends.
     """
     if finding.by_numbers or finding.rule is not None:
         return text
     if finding.odd_gpu is not None:
         return check_first_reasons.odd_gpu(finding.odd_gpu)
     if member.stack.task is None:
-        return "all other ranks have ended, and it is blocked in a call that no rank ends"
+        why = f"{words.agree(finding.members, 'it is', 'they are')} blocked in a call that no rank ends"
+        return f"all other ranks have ended, and {why}" if finding.scene.stacks == 1 else why
     rounds = words.count(member.rounds, "round")
     return f"a task of its ThreadPoolExecutor is in {member.stack.task}, in the user's code, in each of {rounds}"
 

@@ -144,8 +144,4 @@ def find_row(finding: Finding) -> Row:
     row = SENTENCES[finding.sentence or finding.kind]
     if finding.is_named or finding.by_numbers or finding.rule is not None or not finding.suspects:
         return row._replace(settle="") if finding.is_named and finding.by_numbers else row
-    if finding.odd_gpu is not None:
-        return row._replace(settle=_ITS_GPU)
-    if finding.scene.stacks == 1:
-        return row._replace(settle=deciding_steps.find_blocking_call)
-    return row._replace(settle=deciding_steps.native_frames(finding.members))
+    return row._replace(settle=_ITS_GPU if finding.odd_gpu is not None else deciding_steps.find_blocking_call)

@@ -197,15 +197,23 @@ def test_rank_moves_as_its_worker_behind_a_socket_computes(tmp_path: Path) -> No
     assert member.signature is Signature.UNKNOWN, "it uses a core, at one line"
 
 
-def test_line_of_an_awaited_process_of_the_program_is_known(tmp_path: Path) -> None:
-    code = "def load():\n    os.mkfifo(folder + '/shard')\n    queue.put(open(folder + '/shard').read())\n"
-    code += "import multiprocessing, os\ncontext = multiprocessing.get_context('fork')\nqueue = context.Queue()\n"
-    with targets.python(f"{code}context.Process(target=load).start()\nready()\nqueue.get()", tmp_path) as pid:
+def test_line_of_an_awaited_process_with_a_task_is_known(tmp_path: Path) -> None:
+    code = "def load(): queue.put(open(tasks.get()).read())\n"
+    code += "import multiprocessing, os\ncontext = multiprocessing.get_context('fork')\n"
+    code += "queue, tasks = context.Queue(), context.Queue()\nos.mkfifo(folder + '/shard')\n"
+    code += "for _ in range(2): context.Process(target=load).start()\n"
+    with targets.python(f"{code}tasks.put(folder + '/shard')\nready()\nqueue.get()", tmp_path) as pid:
         targets.wait_for_call(pid, "receives")
-        worker, *_ = procfs.read_children(pid)
-        wait_for((tmp_path / "shard").exists, "the worker to begin")
+        workers = procfs.read_children(pid)
+        wait_for(lambda: any(map(_is_in_open, workers)), "a worker to begin its task")
+        (worker,) = filter(_is_in_open, workers)
         (group,) = targets.grouped(targets.job_of_pids([pid]), QUICK, activity.load()).groups
     assert f"waits for its worker process (pid {worker}, in load (" in clauses.describe_activity(group)
+
+
+def _is_in_open(pid: int) -> bool:
+    call = main_thread.read_call(pid, procfs.PROC)
+    return call is not None and call.name == "openat"
 
 
 def test_awaited_child_is_found_among_many(tmp_path: Path) -> None:

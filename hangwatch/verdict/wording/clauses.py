@@ -261,12 +261,13 @@ def find_busy_worker(group: Group) -> Stack | None:
     """Return the first worker process with a task. None if there is none, or if the group does not wait for workers.
 
     The kernel shows for which workers it waits. A group that waits for a thread in the code of a pool waits for the
-    workers of that pool.
+    workers of that pool. A worker that waits at a queue comes last: it may wait for its next task.
     """
     at_loader = activity_table.find_activity(group.activity).work_is_in == "workers"
     at_pool = group.waits_for == "thread" and _is_of_pool(group.frames)
-    busy = (worker for worker in group.workers if worker.user_frame is not None)
-    return next((one for one in busy if one.is_awaited or at_loader or (at_pool and _is_of_pool(one.frames))), None)
+    told = (worker for worker in group.workers if worker.user_frame is not None)
+    busy = [one for one in told if one.is_awaited or at_loader or (at_pool and _is_of_pool(one.frames))]
+    return min(busy, key=lambda one: activity_table.find_activity(one.activity).waits_for == "thread", default=None)
 
 
 def _is_of_pool(frames: Iterable[Frame]) -> bool:

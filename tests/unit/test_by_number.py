@@ -527,6 +527,9 @@ def test_rank_is_not_frozen_if_another_rank_of_the_job_is_unknown() -> None:
     assert motions(job(at_work(standing(3, done(5)), **FIFO), others=2)) == {Motion.MOVING}
 
 
+ALONE = StackFacts(is_alone=True)
+
+
 def with_odd(
     signature: Signature,
     kernel: KernelFacts | None = None,
@@ -534,13 +537,12 @@ def with_odd(
     at: str = "step",
     others: str = "collective_wait",
     waited_in: str = WORLD,
-    died: Died | None = None,
     operation: str = "all_reduce",
-    is_alone: bool = True,
+    **facts: object,
 ) -> Grouping:
     """Return a grouping of rank 3, and all other ranks in a collective of a group, or another activity."""
-    facts = {"kernel": kernel or KernelFacts(), "waits": waits_facts or Waits(), "died": died}
-    odd = replace(samples.member(3), signature=signature, stack=StackFacts(is_alone=is_alone), **facts)
+    facts = {"kernel": kernel or KernelFacts(), "waits": waits_facts or Waits(), "stack": ALONE, **facts}
+    odd = replace(samples.member(3), signature=signature, **facts)
     frames = (Frame(function=at, file="torch/utils/data/dataloader.py", line=9),)
     group = Group(key="odd", activity="unknown", members=(odd,), gone=signature is Signature.GONE, frames=frames)
     is_open = waited_in and others == "collective_wait"
@@ -577,7 +579,7 @@ PERMANENT = {
     "frozen": (with_odd(Signature.STOPPED, STOPPED, Waits(frozen_cgroup="/pod")), False),
     "blocked": (with_odd(Signature.BLOCKED), False),
     "stopped helpers": (with_odd(Signature.BLOCKED, HELD), True),
-    "stopped helpers, and a thread": (with_odd(Signature.BLOCKED, HELD, is_alone=False), False),
+    "stopped helpers, and a thread": (with_odd(Signature.BLOCKED, HELD, stack=StackFacts()), False),
     "living helper": (with_odd(Signature.BLOCKED, LIVING), False),
     "timeout": (with_odd(Signature.BLOCKED, TIMED), False),
     "loader": (with_odd(Signature.BLOCKED, TIMED, at="_try_get_data"), True),

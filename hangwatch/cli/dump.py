@@ -23,7 +23,6 @@ class DumpOptions(NamedTuple):
     with_stacks: bool
     full: bool
     raw: Path | None
-    agentless: bool
     topology: Path | None
     directory: Path | None
     config_path: Path | None
@@ -68,9 +67,6 @@ class DumpOptions(NamedTuple):
 @topology_option
 @click.option("--raw", type=click.Path(path_type=Path, file_okay=False), help="With --nodes: write all stacks to DIR.")
 @click.option(
-    "--agentless", is_flag=True, help="With --nodes: run py-spy (--remote-command) there; hangwatch is not needed."
-)
-@click.option(
     "-o",
     "directory",
     type=click.Path(path_type=Path, file_okay=False),
@@ -91,7 +87,7 @@ def dump(**given: Any) -> int:
     No process is stopped, except with --native. Exits 1 if there is nothing to dump.
     """
     options = DumpOptions(**{name: given.pop(name) for name in DumpOptions._fields})
-    reach = parse_reach(given, tool="py-spy" if options.agentless else "hangwatch")
+    reach = parse_reach(given)
     options = options._replace(as_json_form=options.as_json_form or options.grouped)
     if reach is not None:
         return _dump_remote(reach, options)
@@ -108,16 +104,7 @@ def _dump_remote(reach: Reach, options: DumpOptions) -> int:
             "--pid, --native, --locals, --all-processes, --grouped, --stacks, --full and --config cannot be used with "
             "--nodes or --jobid"
         )
-    options = options._replace(rounds=options.rounds or 2)
-    if options.agentless:
-        from hangwatch.cli.config_choice import settings_from
-
-        if options.directory is not None or options.topology is not None or reach.via == "kubectl":
-            raise click.UsageError(
-                "-o, --topology and --via kubectl cannot be used with --agentless; --raw writes the stacks"
-            )
-        return load_tool("dump --agentless")(reach, options, settings_from(None)[0])
-    return load_tool("dump")(reach, options)
+    return load_tool("dump")(reach, options._replace(rounds=options.rounds or 2))
 
 
 COMMANDS = (dump,)

@@ -15,7 +15,6 @@ Via: TypeAlias = Literal["ssh", "pdsh", "srun", "kubectl", "local"]
 _TOOLS = {
     "check": "hangwatch.tools.commands.check_nodes:check_nodes",
     "dump": "hangwatch.tools.commands.many_nodes:dump_nodes",
-    "dump --agentless": "hangwatch.tools.commands.dump_agentless:dump_agentless",
 }
 """Command, and the function that runs it on many nodes."""
 
@@ -46,7 +45,7 @@ def nodes_options(command: Command) -> Command:
 class Reach(NamedTuple):
     """The nodes to run on, and the program that connects to them. `selector` and `namespace` are for kubectl."""
 
-    remote_command: str
+    remote_command: str = "hangwatch"
     nodes: str | None = None
     via: Via = "ssh"
     jobid: str | None = None
@@ -56,11 +55,8 @@ class Reach(NamedTuple):
     namespace: str | None = None
 
 
-def parse_reach(options: Mapping[str, Any], tool: str = "hangwatch") -> Reach | None:
-    """Interpret the options of `nodes_options`; None if they select no nodes. Raises click.UsageError.
-
-    `tool` is the default of --remote-command.
-    """
+def parse_reach(options: Mapping[str, Any]) -> Reach | None:
+    """Interpret the options of `nodes_options`; None if they select no nodes. Raises click.UsageError."""
     given = {name: value for name, value in options.items() if value is not None}
     for name in ("nodes", "jobid", "selector", "remote_command"):
         if name in given and not given[name].strip():
@@ -73,7 +69,7 @@ def parse_reach(options: Mapping[str, Any], tool: str = "hangwatch") -> Reach | 
         raise click.UsageError("--namespace needs --selector")
     if "selector" in given and (given.get("via") != "kubectl" or "nodes" in given or "jobid" in given):
         raise click.UsageError("--selector needs --via kubectl, and replaces --nodes and --jobid")
-    return Reach(**{"remote_command": tool, **given})
+    return Reach(**given)
 
 
 def load_tool(command: str) -> Callable[..., int]:

@@ -48,7 +48,7 @@ class ReplyCollector(Generic[AnswerT]):
 
     `read` parses the output of a node; its arguments are the output and the name of the node. It raises AnswerError
     or StoreError. `answered` are the exit codes of a valid reply. The times in a reply, by the clock of the node,
-    show clock differences; those below `least_offset_seconds` are ignored. `tool` is the program on the node.
+    show clock differences; those below `least_offset_seconds` are ignored.
     """
 
     def __init__(
@@ -56,14 +56,12 @@ class ReplyCollector(Generic[AnswerT]):
         read: Callable[[bytes, str], AnswerT],
         answered: Collection[int],
         least_offset_seconds: float = LEAST_OFFSET_SECONDS,
-        tool: str = "hangwatch",
     ) -> None:
         self.answered: list[str] = []
         self.silent: list[str] = []
         self.clocks: list[ClockOffset] = []
         self._read = read
         self._answering = answered
-        self._tool = tool
         self._least_offset_seconds = least_offset_seconds
         self._failed: dict[str, list[str]] = defaultdict(list)
         self._complaints: dict[str, list[str]] = defaultdict(list)
@@ -106,9 +104,9 @@ class ReplyCollector(Generic[AnswerT]):
         if reply.is_too_large:
             raise AnswerError(f"sent more than {MOST_ANSWER_BYTES >> 20} MiB")
         if reply.status in (_NOT_FOUND, _NOT_EXECUTABLE):
-            raise AnswerError(f"{self._tool} is not on its PATH: use --remote-command /path/to/{self._tool}")
+            raise AnswerError("hangwatch is not on its PATH: use --remote-command /path/to/hangwatch")
         if reply.status is not None and reply.status not in self._answering:
-            raise AnswerError(f"{self._tool} ended with exit code {reply.status}")
+            raise AnswerError(f"hangwatch ended with exit code {reply.status}")
         # A login may print text before the JSON.
         start = 0 if reply.output.startswith(b"{") else reply.output.find(b"\n{")
         if start < 0:

@@ -758,8 +758,8 @@ def test_what_the_kernel_says_of_a_rank_is_not_hidden_by_dumps() -> None:
          "which ranks 0-1,3 have; it is 2 operations behind."),
         ([8, 8, 4, 8], [4] * 4, "NotJoined", [2], "Rank 2 has not joined all_reduce #5 of the default group, where "
          "ranks 0-1,3 wait"),
-        ([8, 8, None, 8], [4] * 4, "NotJoined", [2], "Rank 2 has no flight recorder dump, and ranks 0-1,3 wait for it "
-         "in all_reduce #5"),
+        ([8, 8, None, 8], [4] * 4, "NotJoined", [2], "Rank 2 has no operation in a flight recorder dump, and ranks 0-1,3 "
+         "wait for it in all_reduce #5"),
         ([12, 12, 8, 12], [10, 10, 4, 10], "RecordsOnly", [], ""),  # rank 2 was dumped before the others
     ],
 )  # fmt: skip

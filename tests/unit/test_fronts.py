@@ -1,7 +1,7 @@
 """The ranks for which all others wait, by flight recorders of simulated jobs and of two real NCCL jobs."""
 
 import random
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
@@ -241,20 +241,11 @@ def without(gone: int | None, recorders: Recorders) -> Recorders:
     return {rank: of_rank for rank, of_rank in recorders.items() if rank != gone}
 
 
-def hides(job: Simulation, gone: int, others: Set[int]) -> bool:
-    """True if each operation in which a rank waits for `gone` may be a wait for `others` alone."""
-    groups = set()
-    for rank, program in enumerate(job.programs):
-        opened = set(range(job.low[rank], job.enqueued[rank])) - job.completed[rank]
-        fronts = [program[place].group for place in sorted(opened) if not program[place].peers]
-        groups |= set(fronts[:1]) if rank != gone else set()
-    return bool(others) and all(others & set(group) for group in groups if gone in group)
-
-
 def try_hangs(seed: int, count: int, sizes: Sequence[tuple[int, int, int]] = SIZES) -> tuple[int, int]:
     """Return the number of hangs with exactly the culprits as ends, and of those with another rank among them.
 
-    In every third hang, the dump of a culprit is missing: its process may have died.
+    In every third hang, the dump of a culprit is missing: its process may have died. It need not be an end if there is
+    another culprit, because it may wait for that rank.
     """
     draw = random.Random(seed)
     exact = wrong = 0
@@ -263,9 +254,7 @@ def try_hangs(seed: int, count: int, sizes: Sequence[tuple[int, int, int]] = SIZ
         gone = draw.choice(list(culprits)) if number % 3 == 0 else None
         ends = kinds(build(without(gone, job.recorders())))
         others = {rank: kind for rank, kind in culprits.items() if rank != gone}
-        is_hidden = gone is not None and hides(job, gone, others.keys())
-        exact += ends == culprits | {rank: "unrecorded" for rank in culprits if rank == gone}
-        exact += is_hidden and ends == others
+        exact += ends in (culprits | dict.fromkeys({gone} - {None}, "unrecorded"), others or culprits)
         wrong += not ends.keys() <= culprits.keys()
     return exact, wrong
 
@@ -282,7 +271,7 @@ def test_missing_dump_of_a_waiting_rank_is_seldom_an_end() -> None:
         job, culprits = hang(draw, draw.choice(SIZES))
         gone = draw.choice([rank for rank in range(len(job.programs)) if rank not in culprits])
         wrong += not kinds(build(without(gone, job.recorders()))).keys() <= culprits.keys()
-    assert wrong <= 10
+    assert wrong <= 5
 
 
 @pytest.mark.series
@@ -334,7 +323,7 @@ def test_thousand_healthy_slow_jobs_in_two_rounds_name_no_rank(seed: int) -> Non
 
 
 @pytest.mark.parametrize(("folder", "kind"), [("gpu-error", "gpu"), ("gil-held", "program")])
-def test_both_culprits_of_real_hangs_are_found_without_any_one_dump(folder: str, kind: str) -> None:
+def test_recorded_culprits_of_real_hangs_are_found_without_any_one_dump(folder: str, kind: str) -> None:
     if not (REAL / folder).is_dir():
         pytest.skip("no dumps of real jobs beside this checkout")
     dumps = {}
@@ -343,5 +332,5 @@ def test_both_culprits_of_real_hangs_are_found_without_any_one_dump(folder: str,
         dumps[int(path.name.rpartition("_")[2])] = tuple(map(drop_unneeded, parsed.recorders))
     for gone in (None, *dumps):
         graph = build(without(gone, dumps))
-        assert kinds(graph) == {rank: "unrecorded" if rank == gone else kind for rank in (9, 14)}, gone
+        assert kinds(graph) == dict.fromkeys({9, 14} - {gone}, kind), gone
         assert graph.is_settled, gone

@@ -229,7 +229,8 @@ def _describe_program(ranks: Sequence[int], pending: PendingOperation) -> str:
     have, operation = f"{_name_ranks(ranks)} {words.agree(ranks, 'has', 'have')}", describe_operation(pending)
     wait = f"{_name_ranks(pending.waiting)} {words.agree(pending.waiting, 'waits', 'wait')}"
     if not set(ranks).isdisjoint(pending.unknown):
-        return f"{have} no flight recorder dump, and {wait} for {words.agree(ranks, 'it', 'them')} in {operation}."
+        wait_for = f"{wait} for {words.agree(ranks, 'it', 'them')}"
+        return f"{have} no operation in a flight recorder dump, and {wait_for} in {operation}."
     behind = words.agree(ranks, "its program is", "their programs are")
     return f"{have} not joined {operation}, where {wait}: {behind} behind."
 

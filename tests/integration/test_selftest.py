@@ -70,7 +70,6 @@ def test_the_rank_that_hangs_before_a_collective_is_named(tmp_path: Path) -> Non
     assert [(one["kind"], one["ranks"]) for one in answer["findings"]] == [("hung", [2])], answer
 
 
-@pytest.mark.series  # in `make test`: over nodes
 def test_rank_that_hangs_inside_a_collective_is_found_by_bisection(tmp_path: Path) -> None:
     """Test other pairs if both ranks of a pair join and neither returns: only other pairs show the culprit."""
     done = run(
@@ -136,42 +135,6 @@ def test_rank_under_a_launcher_reports_the_missing_ranks(tmp_path: Path) -> None
     )
     assert done.returncode != 0
     assert "missing=[1]" in done.stdout, done.stdout + done.stderr
-
-
-def over_nodes(*options: str, remote: str = f"{sys.executable} -m hangwatch") -> list[str]:
-    """Return the command of a selftest over two nodes. The names of the nodes are two addresses of this machine."""
-    nodes = ["--nodes", "127.0.0.2,127.0.0.3", "--via", "local", "--remote-command", remote]
-    return [*COMMAND, *nodes, *options]
-
-
-def test_ranks_of_two_nodes_meet_and_pass() -> None:
-    done = run(over_nodes("--ranks", "1", "--json"))
-    answer = json.loads(done.stdout)
-    assert (done.returncode, answer["passed"], answer["findings"]) == (0, True, []), done.stderr
-    assert answer["devices"] == ["127.0.0.2:0", "127.0.0.3:0"]
-    assert {one["rank"] for one in answer["bandwidths"]} == {0, 1}
-
-
-@pytest.mark.machines
-def test_over_nodes_the_one_that_hangs_is_found_by_halves(tmp_path: Path) -> None:
-    """Test each node alone if both nodes join and neither returns. The first passes, so the second is the culprit."""
-    where = 'os.environ.get("HANGWATCH_TESTED") == "127.0.0.3" and "--events" in sys.orig_argv'
-    remote = f"env HANGWATCH_TESTED=%h {sys.executable} -m hangwatch"
-    done = run(
-        over_nodes("--ranks", "1", "--timeout-seconds", "10", "--bisect", "--json", remote=remote),
-        planted(tmp_path, where, "torch.distributed", "all_reduce", "time.sleep(1e6)"),
-    )
-    answer = json.loads(done.stdout)
-    assert done.returncode == 1
-    assert [(one["kind"], one["ranks"]) for one in answer["findings"]] == [("cannot_talk", [0, 1])], done.stderr
-    assert (answer["suspects"], answer["is_sure"], answer["tries"]) == (["127.0.0.3:0"], True, 3)
-
-
-def test_a_node_that_offers_nothing_is_told_before_anything_is_started(tmp_path: Path) -> None:
-    remote = f"test %h = 127.0.0.3 || {sys.executable} -m hangwatch"  # 127.0.0.3 does not respond
-    done = run(over_nodes("--deadline", "60", remote=remote))
-    assert done.returncode == 2
-    assert "the self-test cannot run on 127.0.0.3: fix that, or remove them from --nodes" in done.stderr, done.stderr
 
 
 def test_an_interpreter_that_is_none_is_told_with_its_exit_status() -> None:

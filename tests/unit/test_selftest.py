@@ -1,20 +1,16 @@
 """The verdict on the ranks of a selftest, and the bisection that finds the bad device."""
 
 import math
-import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hangwatch import words
-from hangwatch.tools.selftest import launch, parts
+from hangwatch.tools.selftest import launch
 from hangwatch.tools.selftest.halving import halve
-from hangwatch.tools.selftest.launch import Course
 from hangwatch.tools.selftest.outcome import Event, Finding, bandwidths, judge
-from hangwatch.tools.selftest.parts import Offer
 from hangwatch.tools.selftest.rank import NO_TORCH, groups_of, late
 from tests.commands import write_program
 
@@ -193,68 +189,6 @@ def test_silent_rank_is_reported_with_its_exit_status() -> None:
     assert finding.message == "The process of ranks 2-3 ended with status 0, but printed nothing"
     (finding,) = judged([done(0), done(1)], {0: 0, 1: 0, 2: 0})
     assert finding.message == "The process of ranks 2-3 was started, but printed nothing", "its state is unknown"
-
-
-NAMES = st.from_regex(re.compile(r"[a-z0-9][a-z0-9.-]{0,8}", re.ASCII), fullmatch=True)
-LAYOUTS = st.dictionaries(NAMES, st.sets(st.integers(0, 15), min_size=1).map(sorted), min_size=1, max_size=6).map(
-    lambda found: {node: tuple(map(str, devices)) for node, devices in found.items()}
-)
-
-
-@given(LAYOUTS)
-def test_a_layout_is_one_word_for_a_shell_and_read_back(layout: parts.Layout) -> None:
-    text = parts.written(layout)
-    assert re.fullmatch(r"[A-Za-z0-9.,:/_-]+", text)
-    assert list(parts.read(text).items()) == list(layout.items())
-    offers = {node: Offer(devices=devices, port=1, printed_unix_seconds=0.0) for node, devices in layout.items()}
-    assert dict(parts.layout_of(parts.units(offers))) == dict(layout)
-
-
-@given(LAYOUTS)
-def test_every_rank_has_one_place(layout: parts.Layout) -> None:
-    places = {node: parts.place_of(layout, node, 29500) for node in layout}
-    ranks = [places[node].first_rank + n for node, devices in layout.items() for n in range(len(devices))]
-    assert ranks == list(range(len(ranks)))
-    assert {(one.world_size, one.master, one.port) for one in places.values()} == {
-        (len(ranks), next(iter(layout)), 29500)
-    }
-
-
-@pytest.mark.parametrize("text", ["", "n1", "n1:", "n1:0/", "n1:0//n2:0", "-n1:0", "n1:0;rm", "n 1:0", "n1:x", "n1:-"])
-def test_what_is_no_layout(text: str) -> None:
-    with pytest.raises(ValueError, match="is not NODE:DEVICES"):
-        parts.read(text)
-
-
-def test_a_node_speaks_of_its_own_ranks_alone() -> None:
-    layout = {"n1": ("0", "1"), "n2": ("0", "1")}
-    with pytest.raises(ValueError, match="not among the nodes"):
-        parts.place_of(layout, "n3", 1)
-    lies = [*done(0), *done(1), Event(event="error", rank=3, what="it was not me")]
-    courses = {
-        "n1": Course(events=tuple(lies), exits={0: 0, 1: 0, 2: -9}, last_words={0: "a", 3: "b"}),
-        "n2": Course(events=(*done(2), *done(3)), exits={2: 0, 3: 0}, last_words={}),
-    }
-    joined = parts.joined(layout, courses)
-    assert judge(joined.events, joined.exits, 4, 0.2, joined.last_words) == ()
-    assert joined.last_words == {0: "a"}
-    half = parts.joined(layout, {"n1": courses["n1"]})
-    (finding,) = judge(half.events, half.exits, 4, 0.2)
-    assert (finding.kind, finding.ranks) == ("not_started", (2, 3))
-
-
-def test_halves_are_nodes_before_they_are_devices_of_one() -> None:
-    units = tuple(f"n{node}:{device}" for node in range(4) for device in range(8))
-    tried: list[set[str]] = []
-
-    def passes(half: Sequence[str]) -> bool:
-        tried.append({unit.partition(":")[0] for unit in half})
-        return "n2:5" not in half
-
-    found = halve(units, passes)
-    assert (found.suspects, found.is_sure) == (("n2:5",), True)
-    assert tried[:2] == [{"n0", "n1"}, {"n2"}]
-    assert found.tries <= 1 + math.log2(len(units))
 
 
 def test_what_nccl_complains_of_is_said_in_words_once_and_what_it_chose_is_not(tmp_path: Path) -> None:

@@ -1,31 +1,26 @@
-"""`hangwatch selftest`: a test that the GPUs of nodes compute, and that ranks on them can communicate."""
+"""`hangwatch selftest`: a test that the GPUs of this node compute, and that ranks on them can communicate."""
 
 from __future__ import annotations
 
 import importlib.util
 import shutil
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import click
 import msgspec
 
 from hangwatch import words
-from hangwatch.cli.reach import nodes_options, parse_reach
 from hangwatch.cli.usage_errors import InputError
 from hangwatch.model import GpuSample, Value
 from hangwatch.probes.gpu.sampler import run_sampler
 from hangwatch.probes.node import host
-from hangwatch.tools.commands.selftest_nodes import Nodes, SelftestOptions
-from hangwatch.tools.selftest import halving, launch, outcome, parts
+from hangwatch.tools.selftest import halving, launch, outcome
 
 FIRST_SWEEP_SECONDS = 3.0
 RANKS_WITHOUT_GPUS = 4
 SLOWEST_SHOWN = 8
-
-_Run = Callable[[Sequence[str], launch.Say], launch.Course]
 
 
 class Answer(Value, frozen=True):
@@ -73,20 +68,24 @@ class Answer(Value, frozen=True):
 @click.option("--bisect", is_flag=True, help="If the test fails, test halves until one bad device is found.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, see docs/json.md.")
 @click.option("--script", is_flag=True, help="Print the path of the rank's script, for torchrun or srun, and exit.")
-@click.option("--offer", is_flag=True, hidden=True)
-@click.option("--part", hidden=True)
-@click.option("--node-name", default="", hidden=True)
-@click.option("--port", type=click.IntRange(1, 65535), hidden=True)
-@nodes_options
-def selftest(*, script: bool, **given: Any) -> int:
+def selftest(
+    *,
+    devices: str | None,
+    ranks: int | None,
+    late_seconds: float,
+    python: str | None,
+    bisect: bool,
+    as_json: bool,
+    script: bool,
+    **steps: Any,
+) -> int:
     """Test that GPUs compute and that their ranks can communicate.
 
     Starts a rank on each GPU, or on the CPU over gloo if there are no GPUs. Each rank computes. Then pairs, groups and
     all ranks run all_reduce with known results. Names ranks that do not join, are late, slow, or compute wrong results.
     Needs idle GPUs and the torch of the job. Exits 1 if the test fails.
 
-    --nodes and --jobid test the devices of many nodes together. --bisect then halves the nodes first. A launcher can
-    start the ranks, too:
+    For several nodes, let a launcher start the ranks:
 
     \b
     torchrun --nnodes 2 --nproc-per-node 8 ... $(hangwatch selftest --script)
@@ -94,62 +93,29 @@ def selftest(*, script: bool, **given: Any) -> int:
     if script:
         click.echo(launch.SCRIPT)
         return 0
-    question = SelftestOptions(**{name: given.pop(name) for name in SelftestOptions._fields})
-    if (reach := parse_reach(given)) is not None:
-        nodes = Nodes(reach, question)
-        python = question.python or "python3"
-        return _conclude(nodes.units, _Test(lambda half, _: nodes.run(half), python, question), question)
-    gpus = () if question.ranks is not None else _gpus()
-    plan = launch.Plan(
-        python=_interpreter(question.python),
-        backend=question.backend,
-        timeout_seconds=question.timeout_seconds,
-        sees_gpus=bool(gpus),
-    )
-    if question.part is not None:
-        return _take_part(question.part, question.node_name, question.port or 0, gpus, plan)
-    tested = _devices(question.devices, question.ranks, gpus)
-    if question.offer:
-        offer = parts.Offer(devices=tested, port=launch.free_port(), printed_unix_seconds=time.time())
-        click.echo(msgspec.json.encode(offer))
-        return 0
-    return _conclude(tested, _Test(lambda half, say: launch.run(half, plan, say), plan.python, question), question)
+    gpus = () if ranks is not None else _gpus()
+    plan = launch.Plan(python=_interpreter(python), sees_gpus=bool(gpus), **steps)
+    tested = _devices(devices, ranks, gpus)
+    answer = _test(tested, _Test(plan, late_seconds, is_quiet=as_json), do_bisect=bisect)
+    if as_json:
+        click.echo(msgspec.json.encode(answer))
+    else:
+        _print(answer)
+    return 0 if answer.passed else 1
 
 
-def _take_part(part: str, node: str, port: int, gpus: Sequence[GpuSample], plan: launch.Plan) -> int:
-    """Run the ranks of this node in a test over several nodes, and print their results. Return 0. Raises InputError."""
-    try:
-        layout = parts.read(part)
-        place = parts.place_of(layout, node, port)
-    except ValueError as error:
-        raise InputError(f"--part: {error}") from None
-    devices = layout[node]
-    if gpus:
-        devices = _devices(words.fold(map(int, devices)), None, gpus)
-    try:
-        course = launch.run(devices, plan, lambda _: None, place)
-    except OSError as error:
-        raise _no_interpreter(plan.python, error) from None
-    click.echo(msgspec.json.encode(parts.Part(course=course, printed_unix_seconds=time.time())))
-    return 0
-
-
-def _no_interpreter(python: str, error: OSError) -> InputError:
-    return InputError(f"--python {python}: {error.strerror or error}")
-
-
-def _conclude(tested: tuple[str, ...], test: _Test, question: SelftestOptions) -> int:
-    """Test these devices, print the result and return the exit code. --bisect searches the bad device."""
+def _test(tested: tuple[str, ...], test: _Test, *, do_bisect: bool) -> Answer:
+    """Test these devices. If the test fails, `do_bisect` searches the bad device."""
     findings = test.findings(tested)
     events = test.events
     halved = None
-    if findings and question.bisect and len(tested) > 1:
+    if findings and do_bisect and len(tested) > 1:
         halved = halving.halve(tested, lambda half: not test.findings(half))
-    answer = Answer(
+    return Answer(
         schema_version=1,
         node=host.node_name(),
         devices=tested,
-        backend=next((event.backend for event in events if event.backend), question.backend),
+        backend=next((event.backend for event in events if event.backend), test.plan.backend),
         passed=not findings,
         findings=findings,
         suspects=halved.suspects if halved else (),
@@ -157,39 +123,33 @@ def _conclude(tested: tuple[str, ...], test: _Test, question: SelftestOptions) -
         tries=1 + (halved.tries if halved else 0),
         bandwidths=outcome.bandwidths(events),
     )
-    if question.as_json:
-        click.echo(msgspec.json.encode(answer))
-    else:
-        _print(answer)
-    return 0 if answer.passed else 1
 
 
 class _Test:
     """A test that can run on any set of devices. `events` are the results of the ranks in the last run."""
 
-    def __init__(self, run: _Run, python: str, question: SelftestOptions) -> None:
-        self._run, self._python = run, python
-        self._late_seconds, self._quiet = question.late_seconds, question.as_json
+    def __init__(self, plan: launch.Plan, late_seconds: float, *, is_quiet: bool) -> None:
+        self.plan, self._late_seconds, self._is_quiet = plan, late_seconds, is_quiet
         self.events: tuple[outcome.Event, ...] = ()
 
     def findings(self, devices: Sequence[str]) -> tuple[outcome.Finding, ...]:
         """Test these devices and return the findings. Raises InputError if the interpreter cannot run a rank."""
         self._say(f"testing {words.count(len(devices), 'device')}: {','.join(devices)}")
         try:
-            course = self._run(devices, self._say)
+            course = launch.run(devices, self.plan, self._say)
         except OSError as error:
-            raise _no_interpreter(self._python, error) from None
+            raise InputError(f"--python {self.plan.python}: {error.strerror or error}") from None
         self.events = course.events
         findings = outcome.judge(course.events, course.exits, len(devices), self._late_seconds, course.last_words)
         if any(finding.kind == "no_torch" for finding in findings):
             raise InputError(
-                f"{self._python} has no torch, which the self-test needs\n"
+                f"{self.plan.python} has no torch, which the self-test needs\n"
                 "  give the interpreter of the job: hangwatch selftest --python /path/to/venv/bin/python"
             )
         return findings
 
     def _say(self, line: str) -> None:
-        if line and not self._quiet:
+        if line and not self._is_quiet:
             click.echo(line, err=True)
 
 

@@ -114,11 +114,6 @@ class ReplyCollector(Generic[AnswerT]):
         return reply.output[start:]
 
 
-def collect_answers(form: type[AnswerT], problem: str) -> ReplyCollector[AnswerT]:
-    """Return a collector of replies that have this form; for the text `problem`, see `parse_answer`."""
-    return ReplyCollector(lambda printed, _: parse_answer(printed, form, problem), {0})
-
-
 class Replies(ReplyCollector[GroupedDump]):
     """The replies of all nodes to `hangwatch dump --json --grouped`. `with_stacks`: they contain all stacks, too."""
 

@@ -40,21 +40,6 @@ class Plan(Value, frozen=True):
     sees_gpus: bool = False
 
 
-class Place(Value, frozen=True):
-    """The ranks of this node in a test over several nodes: its first rank, the world size, and the master's address.
-
-    By default all ranks are on this node. If `port` is None, any free port is used.
-    """
-
-    first_rank: int = 0
-    world_size: int | None = None
-    master: str = "127.0.0.1"
-    port: int | None = None
-
-
-_HERE = Place()
-
-
 class Course(Value, frozen=True):
     """The events of the ranks in the order of arrival, and the exit code of each rank; None if hangwatch killed it.
 
@@ -66,13 +51,13 @@ class Course(Value, frozen=True):
     last_words: dict[int, str]
 
 
-def run(devices: Sequence[str], plan: Plan, say: Say, place: Place = _HERE) -> Course:
+def run(devices: Sequence[str], plan: Plan, say: Say) -> Course:
     """Run one rank for each device until all ranks end, one fails, or none prints for too long.
 
     `say` is called with each line for the user. Raises OSError if the interpreter cannot be started.
     """
     lines: queue.Queue[tuple[int, str]] = queue.Queue(maxsize=1024)
-    with _started(devices, plan, place) as ranks:
+    with _started(devices, plan) as ranks:
         readers = [
             threading.Thread(target=_read, args=(rank, stream, lines), daemon=True)
             for rank, process in ranks.items()
@@ -143,17 +128,16 @@ def _meaning(rank: int, line: str, explained: set[tuple[int, str]]) -> Iterator[
 
 
 @contextlib.contextmanager
-def _started(devices: Sequence[str], plan: Plan, place: Place) -> Iterator[dict[int, subprocess.Popen[str]]]:
+def _started(devices: Sequence[str], plan: Plan) -> Iterator[dict[int, subprocess.Popen[str]]]:
     ranks: dict[int, subprocess.Popen[str]] = {}
     rendezvous = {
-        "WORLD_SIZE": str(place.world_size or len(devices)),
-        "MASTER_ADDR": place.master,
-        "MASTER_PORT": str(place.port or free_port()),
+        "WORLD_SIZE": str(len(devices)),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(_free_port()),
     }
     try:
-        for local_rank, device in enumerate(devices):
-            rank = place.first_rank + local_rank
-            slot = {"RANK": str(rank), "LOCAL_RANK": "0" if plan.sees_gpus else str(local_rank)}
+        for rank, device in enumerate(devices):
+            slot = {"RANK": str(rank), "LOCAL_RANK": "0" if plan.sees_gpus else str(rank)}
             ranks[rank] = _start(device, plan, {**rendezvous, **slot})
         yield ranks
     finally:
@@ -185,7 +169,7 @@ def _start(device: str, plan: Plan, variables: Mapping[str, str]) -> subprocess.
     )
 
 
-def free_port() -> int:
+def _free_port() -> int:
     """Return a TCP port on which no process listens at this moment."""
     with socket.socket() as probe:
         probe.bind(("", 0))

@@ -8,22 +8,20 @@ from typing import Any, cast
 
 import click
 
-from hangwatch import config, words
+from hangwatch import config
 from hangwatch.capture.job_scan import JobScan
 from hangwatch.checks import storage
-from hangwatch.checks.framework import node_facts, registry, requested_ports, result_table, runner
+from hangwatch.checks.framework import node_facts, registry, result_table, runner
 from hangwatch.checks.framework.contract import Settings as CheckSettings
 from hangwatch.checks.framework.node_facts import Facts
 from hangwatch.cli.config_choice import settings_with_checks
 from hangwatch.cli.options import config_option
 from hangwatch.cli.reach import load_tool, nodes_options, parse_reach
 from hangwatch.cli.text_tables import print_checks
-from hangwatch.cli.usage_errors import InputError
 from hangwatch.model import CheckResult
 from hangwatch.probes.gpu.sampler import run_sampler
-from hangwatch.probes.network.ports import MOST_PORTS, Port, parse
 from hangwatch.probes.node import host
-from hangwatch.probes.node.machine import Clock, Node
+from hangwatch.probes.node.machine import Node
 
 DEADLINE_SECONDS = 9.0  # 10 s with the start of Python
 FIRST_SWEEP_SECONDS = 3.0
@@ -36,9 +34,6 @@ LEAST_FACTS_SECONDS = 0.2
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, see docs/json.md.")
 @click.option("--verbose", "-v", is_flag=True, help="Also show the tables of checks, such as the NVLink matrix.")
 @click.option("--fail-on", type=click.Choice(["warning", "critical"]), help="Exit 0 if the status is lower than this.")
-@click.option(
-    "--to", "places", multiple=True, metavar="HOST:PORT", help="With `check network`: test this TCP port. Repeatable."
-)
 @click.option("--path", metavar="FILE", help="With `check storage`: judge this file and its mount.")
 @nodes_options
 def check(
@@ -48,7 +43,6 @@ def check(
     as_json: bool,
     verbose: bool,
     fail_on: result_table.FailOn | None,
-    places: tuple[str, ...],
     path: str | None,
     **reaching: Any,
 ) -> int:
@@ -56,30 +50,24 @@ def check(
 
     Runs all checks, or the named ones, in parallel, within 10 seconds.
 
-    `hangwatch check network --to HOST:PORT` tests TCP ports instead. With --nodes each node tests them, and --to :PORT
-    means this port on every node. `hangwatch check storage --path FILE` tells what a file is and if its mount responds.
+    `hangwatch check storage --path FILE` tells what a file is and if its mount responds.
 
     --nodes and --jobid run the checks on many nodes at the same time. Nodes with the same result share a line.
     Differences between the nodes (versions, firmware, limits, clocks) are findings, too. See docs/many-nodes.md.
 
     Exit code: 0 OK, 1 WARNING, 2 CRITICAL, 3 UNKNOWN, as Nagios and Slurm's HealthCheckProgram expect.
     """
-    names, ports = _ports(names, places)
     if path is not None and (names != ("storage",) or any(reaching.values())):
         raise click.UsageError("--path needs the check storage on this node: hangwatch check storage --path FILE")
     if (reach := parse_reach(reaching)) is not None:
         if config_path:
             raise click.UsageError("--config cannot be used with --nodes or --jobid: each node uses its own file")
         registry.select(names)
-        return load_tool("check")(reach, names, ports, fail_on, as_json_form=as_json, verbose=verbose)
+        return load_tool("check")(reach, names, fail_on, as_json_form=as_json, verbose=verbose)
     began_unix_seconds = time.time()
     settings, _, check_settings = settings_with_checks(config_path)
     registry.select(names)
-    if ports:
-        if any(not port.host for port in ports):
-            raise click.UsageError("--to :PORT needs --nodes: it means this port on every node")
-        results, facts = [requested_ports.try_ports(ports, Clock())], Facts()
-    elif path is not None:
+    if path is not None:
         results, facts = [_judge_file(str(Path(path).absolute()), check_settings["storage"])], Facts()
     else:
         results, facts = _run(names, settings, check_settings, with_facts=as_json)
@@ -99,32 +87,6 @@ def check(
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(result_table.exit_code(results, fail_on))  # do not wait for a check that is blocked in the kernel
-
-
-def _ports(names: tuple[str, ...], places: tuple[str, ...]) -> tuple[tuple[str, ...], list[Port]]:
-    """Return the names of the checks, and the ports to test. Raises click.UsageError and InputError.
-
-    `places` are the values of --to. `names` may contain further ports: `--to gpu01:29500 gpu02:29500`.
-    """
-    if not places:
-        return names, []
-    places = (*places, *(name for name in names if ":" in name))
-    names = tuple(name for name in names if ":" not in name)
-    if names != (requested_ports.CHECK_NAME,):
-        raise click.UsageError(
-            f"--to needs the check {requested_ports.CHECK_NAME}: hangwatch check network --to HOST:PORT"
-        )
-    if len(places) > MOST_PORTS:
-        raise InputError(f"--to: {len(places)} ports; at most {MOST_PORTS} can be tested at a time")
-    ports = []
-    for place in places:
-        port = parse(place)
-        if port is None:
-            raise InputError(
-                f"--to {words.elided(place, 80)}: must be HOST:PORT, for example gpu01:29500 or [fd00::1]:29500"
-            )
-        ports.append(port)
-    return names, ports
 
 
 def _judge_file(path: str, settings: CheckSettings) -> CheckResult:

@@ -7,9 +7,7 @@ from hangwatch import words
 from hangwatch.checks.framework import result_table
 from hangwatch.cli.reach import Reach
 from hangwatch.cli.text_tables import print_checks
-from hangwatch.cli.usage_errors import InputError
 from hangwatch.model import CheckStatus
-from hangwatch.probes.network.ports import MOST_PORTS, Port
 from hangwatch.report import as_json
 from hangwatch.tools.commands.node_options import MOST_NAME_CHARACTERS, resolve_nodes, run_hangwatch
 from hangwatch.tools.commands.output import print_nodes_answer
@@ -35,7 +33,6 @@ class NodesCheck(as_json.NodesAnswer, frozen=True):
 def check_nodes(
     reach: Reach,
     names: Sequence[str],
-    ports: Sequence[Port],
     fail_on: result_table.FailOn | None,
     *,
     as_json_form: bool,
@@ -43,11 +40,9 @@ def check_nodes(
 ) -> int:
     """Check many nodes at the same time and print the findings. Return the exit code for the most severe finding."""
     replies, nodes = fitness.collect_replies(), resolve_nodes(reach)
-    arguments = shlex.join(("check", "--json", *names, *_port_options(ports, nodes)))
+    arguments = shlex.join(("check", "--json", *names))
     reports = run_hangwatch(reach, nodes, arguments, replies)
-    node_findings = (
-        fitness.find_unreachable_ports(reports) if ports else fitness.findings(reports, every_wording=verbose)
-    )
+    node_findings = fitness.findings(reports, every_wording=verbose)
     differences = fitness.differences(reports)
     cross_findings = [*map(fitness.difference_finding, differences), *fitness.clock_findings(replies.clocks)]
     findings = fitness.sort_findings((*node_findings, *cross_findings, *fitness.absent_findings(replies)))
@@ -81,19 +76,6 @@ def check_nodes(
         rows.append((words.count(checks, "check"), "OK", "", _folded(well), ""))
     print_checks(rows)
     return exit_code
-
-
-def _port_options(ports: Sequence[Port], nodes: Sequence[str]) -> list[str]:
-    """Return the --to options with which each node tests the ports. Raises InputError for too many ports.
-
-    A port without a host is tested on every node of `nodes`.
-    """
-    targets = [Port(host=host, port=port.port) for port in ports for host in ([port.host] if port.host else nodes)]
-    if len(targets) > MOST_PORTS:
-        raise InputError(
-            f"--to: {len(targets)} ports for each node; at most {MOST_PORTS}: give --to HOST:PORT, or fewer nodes"
-        )
-    return [f"--to={port}" for port in dict.fromkeys(targets)]
 
 
 def _folded(nodes: Sequence[str]) -> str:

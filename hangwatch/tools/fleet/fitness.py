@@ -10,12 +10,10 @@ from msgspec.structs import replace
 from hangwatch import words
 from hangwatch.checks.clock_skew import STEP_TIME
 from hangwatch.checks.clock_skew import Settings as ClockSettings
-from hangwatch.checks.framework import requested_ports
 from hangwatch.checks.framework.node_facts import Facts
 from hangwatch.checks.framework.result_table import EXIT_CODES, CheckSummary, Status
-from hangwatch.model import CheckStatus, Fault, Value
+from hangwatch.model import Value
 from hangwatch.model.keyed_lists import list_by_key
-from hangwatch.probes.network.ports import MOST_PORTS
 from hangwatch.tools.fleet.cross_node import ClockOffset
 from hangwatch.tools.fleet.node_replies import AnswerError, ReplyCollector, parse_answer
 
@@ -26,27 +24,17 @@ MOST_VALUES = 8
 _MOST_CHARACTERS = 600
 _NAME_CHARACTERS = 100
 _NODES_CHARACTERS = 200
-_STATUS: dict[CheckStatus, Status] = {CheckStatus.WARNING: "WARNING", CheckStatus.CRITICAL: "CRITICAL"}
 _SEVERITY = {status.name: int(status) for status in EXIT_CODES}
 _LONG_TEXTS = dict.fromkeys(("message", "detail", "remedy"), _MOST_CHARACTERS)
 
 T = TypeVar("T")
 
 
-class ReportedCheck(CheckSummary, frozen=True):
-    """The result of one check on one node: the fields that are compared between nodes.
-
-    A fault is a part of the node that did not respond. In a report of `check network --to`, it is a port.
-    """
-
-    faults: tuple[Fault, ...] = ()
-
-
 class NodeReport(msgspec.Struct, frozen=True):
     """The fields of `hangwatch check --json` that are read. The decoder limits their sizes."""
 
     schema_version: int
-    checks: tuple[ReportedCheck, ...]
+    checks: tuple[CheckSummary, ...]
     began_unix_seconds: float
     printed_unix_seconds: float
     facts: Facts
@@ -88,8 +76,7 @@ def _report(printed: bytes, _node: str) -> NodeReport:
     facts = len(report.facts.node) + sum(len(job.versions) for job in report.facts.jobs)
     if len(report.checks) > MOST_CHECKS or facts > MOST_FACTS or len(report.facts.jobs) > MOST_FACTS:
         raise AnswerError(f"its answer has more than {MOST_CHECKS} checks or {MOST_FACTS} facts; it is ignored")
-    checks = tuple(replace(check, faults=check.faults[:MOST_PORTS]) for check in report.checks)
-    return _bounded(replace(report, checks=checks))
+    return _bounded(report)
 
 
 def _bounded(value: T, characters: int = _NAME_CHARACTERS) -> T:
@@ -124,38 +111,13 @@ def findings(reports: Mapping[str, NodeReport], *, every_wording: bool = False) 
     return [_fold_equal(results) for results in nodes_of.values()]
 
 
-def _fold_equal(results: Sequence[tuple[str, ReportedCheck]]) -> Finding:
+def _fold_equal(results: Sequence[tuple[str, CheckSummary]]) -> Finding:
     wordings = Counter(result.message for _, result in results)
     message, _ = wordings.most_common(1)[0]
     first = next(result for _, result in results if result.message == message)
     others = len(wordings) - 1
     more = f" (and {words.count(others, 'similar message')}: --verbose)" if others else ""
     return Finding.copy_from(first, nodes=tuple(sorted(node for node, _ in results)), message=message + more)
-
-
-def find_unreachable_ports(reports: Mapping[str, NodeReport]) -> list[Finding]:
-    """Return the ports that nodes cannot reach. Equal failures of the same nodes are one finding."""
-    failures = list_by_key(
-        ((fault.subject, fault.reason), (node, fault))
-        for node, report in reports.items()
-        for check in report.checks
-        for fault in check.faults
-    )
-    alike = list_by_key(
-        ((reason, subject.rpartition(":")[2], tuple(sorted({node for node, _ in failed}))), failed[0][1])
-        for (subject, reason), failed in failures.items()
-    )
-    return [
-        Finding(
-            nodes=nodes,
-            check=requested_ports.CHECK_NAME,
-            status=_STATUS[requested_ports.failure_status(reason)],
-            reason=reason,
-            message=f"to {_nodes(fault.subject.rpartition(':')[0] for fault in faults)}:{port}: {faults[0].detail}",
-            remedy=faults[0].remedy,
-        )
-        for (reason, port, nodes), faults in alike.items()
-    ]
 
 
 def differences(reports: Mapping[str, NodeReport]) -> list[Difference]:

@@ -195,9 +195,7 @@ class Crashes(Section, frozen=True):
     read: Annotated[
         bool, describe("read error files, cores and the kernel log; a crash is an incident and a warning")
     ] = True
-    cores: Annotated[
-        bool, describe("read the native stack from a core with gdb (if installed), as the job's owner")
-    ] = True
+    cores: Annotated[bool, describe("read pid and signal of a core; false: open no core")] = True
 
 
 class Store(Section, frozen=True):

@@ -45,7 +45,7 @@ class Exit(NamedTuple):
 
 
 class CrashArtifacts(NamedTuple):
-    """The crash artifacts of a rank: lines of the kernel log, the failure in its error file, its core and native stack.
+    """The crash artifacts of a rank: lines of the kernel log, the failure in its error file, and its core.
 
     `gone_unix_seconds` is the time at which hangwatch noticed its end. `exit` is None if the exit code is unknown.
     `refused` lists artifacts that exist but were not read, each with the reason.
@@ -56,7 +56,6 @@ class CrashArtifacts(NamedTuple):
     lines: tuple[KernelLine, ...] = ()
     failure: failures.Failure | None = None
     core: crash_artifacts.Core | None = None
-    stack: tuple[str, ...] = ()
     refused: tuple[str, ...] = ()
     exit: Exit | None = None
 

@@ -5,18 +5,14 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from hangwatch import words
 from hangwatch.capture import kernel_log
-from hangwatch.crash.artifacts import FAULTS, TEXT_CHARACTERS, CrashArtifacts, Exit
-from hangwatch.crash.first_death import find_causes
+from hangwatch.crash.artifacts import FAULTS, CrashArtifacts, Exit
 from hangwatch.model import EndedProcess, Job, KernelLine, RankId
 from hangwatch.probes.base import procfs
 from hangwatch.probes.node import kmsg
 from hangwatch.probes.process import crash_artifacts
 from hangwatch.tables import secret_forms
 
-_FRAMES_SHOWN = 8
-_LINE_CHARACTERS = 4096
 _NEAR_SECONDS = 120.0  # from an artifact to the noticed end of the rank: destructors, writing a core, next scan
 _CONTAINER_GONE = (
     "its container no longer exists, and with it its error file and core; write them to a volume of the host "
@@ -35,8 +31,7 @@ def collect_artifacts(
 ) -> list[CrashArtifacts]:
     """Return the crash artifacts of each dead rank of a job.
 
-    It starts a child process and takes seconds; with a core up to 3 minutes. If `cores` is false, gdb does not run, and
-    only the signal of a core is read.
+    It starts a child process and takes seconds. If `cores` is false, no core is read.
     """
     log = kmsg.SHARED.read(kernel_log_path)
     log_lines = log.lines if isinstance(log, kmsg.KernelEvents) else ()
@@ -61,17 +56,13 @@ def collect_artifacts(
     with_file = [(rank, root) for rank, root in readable if rank.error_file and users[rank.error_file] == 1]
     for (rank, _), file in zip(with_file, crash_artifacts.read_error_files(with_file), strict=True):
         artifacts[rank.id] = _with_error_file(artifacts[rank.id], file)
-    for (rank, _), core in zip(readable, crash_artifacts.find_cores(readable, proc_root), strict=True):
+    found_cores = crash_artifacts.find_cores(readable, proc_root) if cores else [None] * len(readable)
+    for (rank, _), core in zip(readable, found_cores, strict=True):
         if core is not None and core.path and (core.refused or _is_of_its_end(core, artifacts[rank.id])):
             artifacts[rank.id] = _add_core(artifacts[rank.id], core)
     for rank, exited in _read_exits(readable):
         if artifacts[rank.id].exit is None:
             artifacts[rank.id] = artifacts[rank.id]._replace(exit=exited)
-    first = next(iter(find_causes(list(artifacts.values()))), None)
-    for rank, root in readable:
-        of_rank = artifacts[rank.id]
-        if cores and first is not None and of_rank.id == first.artifacts.id and of_rank.core is not None:
-            artifacts[rank.id] = of_rank._replace(stack=_frames(crash_artifacts.native_stack(rank, of_rank.core, root)))
     return list(artifacts.values())
 
 
@@ -121,18 +112,3 @@ def _add_core(dead: CrashArtifacts, core: crash_artifacts.Core) -> CrashArtifact
     if core.refused:
         return dead._replace(refused=(*dead.refused, secret_forms.mask(f"its core {core.refused}")))
     return dead._replace(core=core)
-
-
-def _frames(text: str) -> tuple[str, ...]:
-    """Return the innermost frames of the thread that died (thread 1 in gdb).
-
-    Without frames, return the message of gdb.
-    """
-    from hangwatch.formats import gdb_frames  # only a core needs it
-
-    lines = [line[:_LINE_CHARACTERS] for line in text.splitlines() if line.strip()]
-    if frames := gdb_frames.find_dead_frames(lines):
-        if all(frame.startswith("?? ") for frame in frames):
-            return ("no native stack: gdb could not read the program and its libraries",)
-        return tuple(words.elided(frame, TEXT_CHARACTERS) for frame in frames[:_FRAMES_SHOWN])
-    return (f"no native stack: {words.elided(lines[-1], TEXT_CHARACTERS)}",) if lines else ()

@@ -29,6 +29,7 @@ from hangwatch.model import (
 from hangwatch.model.keyed_lists import list_by_key
 from hangwatch.stacks.activity import Table
 from hangwatch.stacks.grouping import group_ranks
+from hangwatch.tables import secret_forms
 from hangwatch.verdict.recommendation import with_action
 from hangwatch.verdict.wording import evidence
 
@@ -208,11 +209,10 @@ def _evidence(cause: Cause, named: Sequence[RankId]) -> Evidence:
 def _list_more_evidence(dead: Sequence[CrashArtifacts], named: Sequence[RankId]) -> Iterable[Evidence]:
     yield from evidence.kernel_log((Member(id=left.id, kernel=KernelFacts(lines=left.lines)) for left in dead), named)
     for left in dead:
-        if left.stack:
-            stack = " < ".join(left.stack)
-            yield Evidence(
-                kind="core", message=f"native stack of {words.name_ranks([left.id])}: {stack}", ranks=(left.id,)
-            )
+        if left.core is not None:
+            path = secret_forms.mask(left.core.path)
+            message = f"{words.name_ranks([left.id])} left a core, {path}: gdb shows its native stack"
+            yield Evidence(kind="core", message=message, ranks=(left.id,))
     yield from _fold("exit", ((left.id, left.exit.text) for left in dead if left.exit is not None and left.exit.code))
     yield from _fold("not_read", ((left.id, why) for left in dead for why in left.refused))
 

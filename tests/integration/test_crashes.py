@@ -3,10 +3,9 @@
 import contextlib
 import json
 import os
-import shutil
+import re
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -23,14 +22,13 @@ from hangwatch.probes.node import kmsg
 from hangwatch.probes.process import crash_artifacts, crash_artifacts_child
 from hangwatch.state import steps
 from hangwatch.state.board import Snapshot
-from tests.commands import finished, first_line, spawn
+from tests.commands import first_line, spawn
 from tests.conftest import open_folder, wait_for
 from tests.integration import targets
 from tests.other_users import as_user, needs_mounts, needs_root
 from tests.real_daemon import RealDaemon, TorchJob
 
 RANKS = 2
-needs_gdb = pytest.mark.skipif(shutil.which("gdb") is None, reason="gdb is not installed: apt-get install gdb")
 
 OWNER = 61234
 INITIAL = Path("pid:[4026531836]")  # the initial pid namespace, include/linux/proc_ns.h
@@ -133,8 +131,8 @@ def test_a_rank_that_segfaults_is_named_by_the_kernel(tmp_path: Path) -> None:
 def test_a_real_rank_of_another_user_segfaults_and_its_core_shows_where(folder_of_owner: Path, tmp_path: Path) -> None:
     """Judge while other ranks still run.
 
-    Evidence is the line in the kernel's log, and the native stack if there is a core. torchrun is stopped, because
-    it would end the other ranks after half a minute.
+    Evidence is the line in the kernel's log, and the core if there is one. torchrun is stopped, because it would end
+    the other ranks after half a minute.
     """
     folder = folder_of_owner / "job"
     prefix = ["prlimit", "--core=unlimited", "env", f"--chdir={folder}", *as_user(OWNER)]
@@ -157,7 +155,7 @@ def test_a_real_rank_of_another_user_segfaults_and_its_core_shows_where(folder_o
     if Path("/proc/sys/kernel/core_pattern").read_text().startswith("|"):
         assert "cores go to" in told["not_read"]
     else:
-        assert "memset" in told["core"], told
+        assert re.search("rank 1 .* left a core, .*: gdb shows", told["core"]), told
 
 
 def counted_as_the_kernel_does(folder: Path) -> Path:
@@ -362,58 +360,33 @@ def shell_that_segfaults(
 
 @needs_root
 @needs_mounts
-@needs_gdb
-def test_the_native_stack_of_a_core_in_a_container(folder_of_owner: Path) -> None:
-    """The kernel opens /proc/PID/root only for a reader with the same group id."""
+def test_the_core_of_a_container(folder_of_owner: Path) -> None:
     with spawn("unshare", "--mount", "--propagation", "private", *AS_OWNER, "sleep", "600") as launcher:
         wait_for(lambda: procfs.read_counters(launcher.pid).comm == "sleep", "the container")
         inside = ["nsenter", f"--mount=/proc/{launcher.pid}/ns/mnt", "env", f"--chdir={folder_of_owner}"]
         known = shell_that_segfaults(folder_of_owner, inside)
         root = crash_artifacts.find_root(known.mounts, [launcher.pid])
         assert root == Path(f"/proc/{launcher.pid}/root")
-        (core,) = crash_artifacts.find_cores([(known, root)])
-        if core.refused.startswith("cores go to"):
-            return
-        stack = crash_artifacts.native_stack(known, core, root)
-    assert collection._frames(stack)[0].startswith(("kill ", "__GI_kill ")), stack
+        is_core_of_segfault(known, root)
 
 
 @needs_root
-@needs_gdb
-def test_the_native_stack_of_a_core(folder_of_owner: Path) -> None:
-    """Run gdb as the owner of the core. If the kernel pipes cores to a program, the result must say so."""
+def test_the_core_of_another_user(folder_of_owner: Path) -> None:
     known = shell_that_segfaults(folder_of_owner)
-    (core,) = crash_artifacts.find_cores([(known, Path("/"))])
+    if (core := is_core_of_segfault(known, Path("/"))) is not None:
+        (as_root,) = crash_artifacts.find_cores([(known._replace(uid=0), Path("/"))])
+        assert (as_root.path, as_root.signal) == (core.path, "")
+        assert "belongs to user 61234, not to the user of the job" in as_root.refused
+
+
+def is_core_of_segfault(known: crash_artifacts.RankSnapshot, root: Path) -> crash_artifacts.Core | None:
+    """Return the core of this process; None if the kernel pipes cores to a program, and it must be said."""
+    (core,) = crash_artifacts.find_cores([(known, root)])
     if Path("/proc/sys/kernel/core_pattern").read_text().startswith("|"):
         assert core.refused.startswith("cores go to")
-        return
+        return None
     assert (core.refused, core.signal) == ("", "SIGSEGV")
-    stack = crash_artifacts.native_stack(known, core, Path("/"))
-    assert collection._frames(stack)[0].startswith(("kill ", "__GI_kill ")), stack
-    as_root = crash_artifacts.native_stack(known._replace(uid=0), core, Path("/"))
-    assert "belongs to user 61234, not to the user of the job" in as_root
-
-
-@needs_root
-@needs_gdb
-def test_core_of_root_is_read_as_user_nobody(tmp_path: Path) -> None:
-    known = shell_that_segfaults(tmp_path, as_user=())._replace(uid=0)
-    (core,) = crash_artifacts.find_cores([(known, Path("/"))])
-    if core.refused.startswith("cores go to"):
-        return
-    stack = crash_artifacts.native_stack(known, core, Path("/"))
-    assert collection._frames(stack)[0].startswith(("kill ", "__GI_kill ")), stack
-    assert (Path(core.path).stat().st_uid, Path(core.path).stat().st_mode & 0o077) == (0, 0)
-    question = {"kind": "core", "root": "/", "path": core.path, "uid": 0}
-    debugger = ["/bin/sh", "-c", 'id -u; id -G; od -An -tx1 -N4 "${0#--core=}"']
-    told = crash_artifacts_child_with({"core": question, "debugger": debugger, "program": ""})
-    assert told.split() == ["65534", "65534", "7f", "45", "4c", "46"]
-
-
-def crash_artifacts_child_with(request: dict[str, object]) -> str:
-    """Run the child process that reads crash artifacts. Return its output for this request."""
-    command = [sys.executable, "-I", "-m", crash_artifacts_child.__name__]
-    return finished(*command, input=json.dumps(request)).stdout
+    return core
 
 
 def hostile(kind: str, folder: Path) -> Path:

@@ -1,16 +1,14 @@
-"""Read crash artifacts of a rank: torchelastic's error file, log ends, and a core.
+"""Read crash artifacts of a rank: torchelastic's error file, log ends, and the pid and signal in a core.
 
 Only a living process shows their paths, so hangwatch records them while it lives. The paths come from the job's owner.
 So a child (`crash_artifacts_child`) opens only regular files of that owner, and follows no link of the owner. The child
-may be abandoned at a file system that does not respond. gdb reads a core with the rights of the core's owner, without
-scripts. A core of root is read as `nobody`. gdb is never attached to a living rank.
+may be abandoned at a file system that does not respond. No debugger is run, on a core or on a rank.
 """
 
 import contextlib
 import json
 import os
 import re
-import shutil
 import signal
 import sys
 from collections import Counter
@@ -27,9 +25,7 @@ MOST_ERROR_BYTES = 1 << 18
 MOST_LOG_BYTES = 1 << 16
 MOST_LOGS = 16
 MOST_ANSWER_BYTES = 8 << 20
-MOST_STACK_BYTES = 1 << 20
 FILES_DEADLINE_SECONDS = 10.0
-CORE_DEADLINE_SECONDS = 180.0
 DEAD_KEPT_OF_A_SHARE = 1024
 _SHARES_KEPT = 4  # each of them with the full number of dead ranks
 _CORE_PATTERN = Path("sys/kernel/core_pattern")
@@ -142,9 +138,6 @@ def find_root(mounts: str | None, living: Iterable[int], proc_root: Path = procf
 
 
 _FILES = child_runner.Runner("reader of crash artifacts", keeps_part=True, most_bytes=MOST_ANSWER_BYTES)
-_CORES = child_runner.Runner(
-    "reader of cores", abandoned=_FILES.abandoned, keeps_part=True, most_bytes=MOST_STACK_BYTES
-)
 
 
 def read_error_files(ranks: Sequence[tuple[RankSnapshot, Path]]) -> list[ErrorFile]:
@@ -238,22 +231,6 @@ def core_paths(pattern: str, seen: RankSnapshot, *, uses_pid: bool) -> tuple[str
     return tuple(path for path in paths if path.startswith("/"))
 
 
-def native_stack(seen: RankSnapshot, core: Core, root: Path) -> str:
-    """Return gdb's output for all threads of a core, or a line with the reason why there is none.
-
-    The output is at most 1 MiB. gdb runs for at most three minutes.
-    """
-    gdb = shutil.which("gdb", path="/usr/local/bin:/usr/bin:/bin")
-    if gdb is None:
-        return "gdb is not installed"
-    settings = ("auto-load off", "auto-load safe-path /nonexistent", "debuginfod enabled off", "pagination off")
-    command = [gdb, "-nx", "-nh", "-batch", *(word for setting in settings for word in ("-iex", f"set {setting}"))]
-    question = {"kind": "core", "root": str(root), "path": core.path, "uid": seen.uid}
-    program = seen.program if seen.program.startswith("/") else ""
-    request = {"core": question, "debugger": [*command, "-ex", "thread apply all bt 64"], "program": program}
-    return _run(_CORES, request, seen, CORE_DEADLINE_SECONDS).decode("utf-8", "replace")
-
-
 def _piped(pattern: str, pid: int) -> str:
     """Return the reason why a core is not read: a program receives the cores.
 
@@ -268,20 +245,20 @@ def _ask(questions: Sequence[dict[str, Any]], ranks: Sequence[tuple[RankSnapshot
     """Return an answer for each question. It is `refused` if the child did not answer in time."""
     answers: list[dict[str, Any]] = []
     if questions:
-        raw = _run(_FILES, {"files": questions}, ranks[0][0], FILES_DEADLINE_SECONDS)
+        raw = _run(questions, ranks[0][0])
         for line in raw.splitlines():
             with contextlib.suppress(ValueError):
                 answers.append(json.loads(line))
     return [*answers[: len(questions)], *([{"refused": "did not respond"}] * (len(questions) - len(answers)))]
 
 
-def _run(runner: child_runner.Runner, request: dict[str, Any], seen: RankSnapshot, deadline_seconds: float) -> bytes:
+def _run(questions: Sequence[dict[str, Any]], seen: RankSnapshot) -> bytes:
     """Return the child's output until its deadline, or a line with the reason why there is none."""
-    printed = runner.run(
+    printed = _FILES.run(
         [sys.executable, "-I", "-m", f"{__package__}.crash_artifacts_child"],
         seen.id,
         share=seen.share,
-        deadline_seconds=deadline_seconds,
-        question=json.dumps(request).encode(),
+        deadline_seconds=FILES_DEADLINE_SECONDS,
+        question=json.dumps(questions).encode(),
     )
     return printed.detail.encode() if isinstance(printed, Fault) else printed.out

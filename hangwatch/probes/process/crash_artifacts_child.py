@@ -1,42 +1,23 @@
 """Read crash artifacts for the parent, which must never wait for them: the job's owner chose their paths.
 
-Started as `python -I -m hangwatch.probes.process.crash_artifacts_child` with one JSON question on stdin. There are two
-questions.
-
-`{"files": []}`: open each file below its root. No link is followed, except links that root made in folders to which
-only root can write. The file must be a regular file of that user, and is bounded. The answers are lines of JSON.
-
-`{"core": ..., "debugger": ...}`: this process becomes that user, or `nobody` instead of root, with limits. Then it runs
-gdb on that core alone.
+Started as `python -I -m hangwatch.probes.process.crash_artifacts_child` with a JSON list of files on stdin. It opens
+each file below its root. No link is followed, except links that root made in folders to which only root can write. The
+file must be a regular file of that user, and is bounded. The answers are lines of JSON.
 """
 
-import ctypes
 import errno
 import json
 import os
-import resource
 import struct
 import sys
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from hangwatch.formats import bounded_read
-from hangwatch.probes.process.credentials import take_rights
 
 MOST_NOTE_BYTES = 1 << 20
-MOST_CORE_BYTES = 64 << 30
-MOST_COPIED_BYTES = 256 << 20  # of a core of root, into memory
-_NOBODY = 65534
 _MOST_TABLE_BYTES = 1 << 16
-_PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS = 1, 38  # linux/prctl.h
-_PT_LOAD, _PT_NOTE, _NT_PRSTATUS = 1, 4, 1  # elf(5), linux/elf.h
-_LIMITS = (
-    (resource.RLIMIT_CPU, 60),  # seconds
-    (resource.RLIMIT_AS, 4 << 30),
-    (resource.RLIMIT_FSIZE, 0),
-    (resource.RLIMIT_CORE, 0),
-    (resource.RLIMIT_NOFILE, 512),
-)
+_PT_NOTE, _NT_PRSTATUS = 4, 1  # elf(5), linux/elf.h
 
 
 def open_file(question: dict[str, Any]) -> BinaryIO:
@@ -115,90 +96,9 @@ def _prstatus(notes: bytes) -> dict[str, Any]:
     return {"refused": "is a core without a process"}
 
 
-def debug(question: dict[str, Any], command: list[str], program: str) -> None:
-    """Change to the user that owns the core, then execute the debugger. Raises FileError.
-
-    For a core of root, that user is `nobody`. The root of another mount namespace is opened before that. /proc/PID/root
-    is visible only to a process with the same user and groups, see "access mode checking" in ptrace(2). An open
-    descriptor stays usable.
-    """
-    core, root = open_file(question), _root(question["root"])
-    if os.fstat(core.fileno()).st_size > MOST_CORE_BYTES:
-        raise bounded_read.FileError(question["path"], f"is larger than {MOST_CORE_BYTES >> 30} GiB")
-    descriptor = core.fileno() if question["uid"] else _copy_for_nobody(core)
-    _become(question["uid"] or _NOBODY)
-    libc = ctypes.CDLL(None)
-    libc.prctl(_PR_SET_PDEATHSIG, 9, 0, 0, 0)
-    libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-    for kind, wanted_limit in _LIMITS:
-        hard = resource.getrlimit(kind)[1]
-        limit = wanted_limit if hard == resource.RLIM_INFINITY else min(wanted_limit, hard)
-        resource.setrlimit(kind, (limit, limit))
-    os.nice(19)
-    os.chdir("/")
-    os.set_inheritable(descriptor, True)
-    arguments = [*command, *(["-iex", f"set sysroot {root}"] if root else []), f"--core=/proc/self/fd/{descriptor}"]
-    arguments += [f"{root}{program}"] if program else []
-    os.execve(arguments[0], arguments, {"LC_ALL": "C", "PATH": "/usr/bin:/bin"})  # noqa: S606 - no shell
-
-
-def _copy_for_nobody(core: BinaryIO) -> int:
-    """Return a descriptor of a copy in memory, since `nobody` may not open the core itself.
-
-    The smallest segments are copied first, because these contain the stacks. Segments beyond the limit are zeros in the
-    copy.
-    """
-    size = os.fstat(core.fileno()).st_size
-    descriptor = os.memfd_create("core")
-    os.ftruncate(descriptor, size)
-    loads = [(length, offset) for kind, offset, length in _segments(core) if kind in (_PT_LOAD, _PT_NOTE)]
-    left_bytes = MOST_COPIED_BYTES
-    for length, offset in [(_MOST_TABLE_BYTES, 0), *sorted(loads)]:
-        end = min(offset + length, size)
-        if offset >= end or end - offset > left_bytes:
-            continue
-        left_bytes -= end - offset
-        position = os.lseek(descriptor, offset, os.SEEK_SET)
-        while position < end and (sent := os.sendfile(descriptor, core.fileno(), position, end - position)):
-            position += sent
-    return descriptor
-
-
-def _root(path: str) -> str:
-    """Open another root for the debugger, and return the path of its descriptor; empty for this process's root.
-
-    Raises FileError.
-    """
-    if path == "/":
-        return ""
-    try:
-        descriptor = os.open(path, os.O_PATH | os.O_DIRECTORY)
-    except OSError as error:
-        raise bounded_read.FileError(path, f"cannot be opened: {error.strerror}") from None
-    os.set_inheritable(descriptor, True)
-    return f"/proc/self/fd/{descriptor}"
-
-
-def _become(uid: int) -> None:
-    """Become this user, and drop all other rights. Raises FileError if that fails."""
-    if os.geteuid() == uid:
-        return
-    try:
-        take_rights(uid, _NOBODY, ())
-    except OSError as error:
-        why = f"belongs to user {uid}; hangwatch cannot switch to that user: {error.strerror}"
-        raise bounded_read.FileError("core", why) from None
-
-
 def main() -> None:
-    """Answer the question on standard input."""
-    request = json.load(sys.stdin)
-    if "core" in request:
-        try:
-            debug(request["core"], request["debugger"], request["program"])
-        except bounded_read.FileError as error:
-            sys.exit(f"hangwatch: {error}")
-    for question in request["files"]:
+    """Answer the questions on standard input."""
+    for question in json.load(sys.stdin):
         sys.stdout.write(json.dumps(answer(question)) + "\n")
         sys.stdout.flush()
 

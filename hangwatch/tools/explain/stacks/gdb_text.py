@@ -4,14 +4,19 @@ Python frames come from python-gdb. Until 3.10 they are `Frame 0x..., for file F
 of the interpreter's own frames. With py-bt they are a traceback. Without python-gdb a stack has only compiled frames.
 """
 
+import re
 from itertools import dropwhile
 
 from hangwatch import tables
-from hangwatch.formats.gdb_frames import FRAME, THREAD, WHERE, find_name
 from hangwatch.limits import MOST_DUMPED_FRAMES
 from hangwatch.tools.explain.stacks.parsed_processes import Interned, ParsedThread, Place, StackText
 
 _PATTERNS = tables.Patterns("stack_lines.toml")
+_THREAD = re.compile(
+    r'^Thread (\d{1,6}) \((?:Thread 0x[0-9a-f]{1,16} \()?(?:LWP|process) (\d{1,10})\)?(?: "(.*)")?\):$'
+)
+_FRAME = re.compile(r"^#(\d{1,6}) +(?:0x[0-9a-f]+ in )?(.*)$")
+_WHERE = re.compile(r" (?:(from) (\S+)|(at) (\S+?)(?::\d+)?)$")
 
 _C_LIBRARIES = ("libc.so", "libpthread", "libstdc++.so")
 LONE = "bt"  # instead of the number of a thread, which is that of a process of its own
@@ -22,7 +27,7 @@ def begins(line: str) -> bool:
     """True if a text of this tool begins with this line."""
     if line.startswith("#0 "):
         return _PATTERNS["gdb_bare"].match(line) is not None
-    return line.startswith(("Thread ", "[New ")) and (THREAD.match(line) is not None or line.startswith("[New LWP "))
+    return line.startswith(("Thread ", "[New ")) and (_THREAD.match(line) is not None or line.startswith("[New LWP "))
 
 
 class Reader(StackText):
@@ -40,10 +45,10 @@ class Reader(StackText):
 
     def feed(self, line: str) -> bool:
         """Read a line. Return false if it is not part of the output of gdb."""
-        if heading := THREAD.match(line):
+        if heading := _THREAD.match(line):
             self._begin_numbered(int(heading.group(1)), ParsedThread(heading.group(2), [], heading.group(3)))
             return True
-        frame = FRAME.match(line)
+        frame = _FRAME.match(line)
         if frame and frame.group(1) == "0" and (self._thread is None or not self._thread.thread_id.isdecimal()):
             self._begin_numbered(1, ParsedThread(LONE, []))
         if self._thread is None:
@@ -68,7 +73,7 @@ class Reader(StackText):
         self._number, self._preamble = number, 0
 
     def _frame(self, text: str) -> None:
-        name = find_name(text)
+        name = _find_name(text)
         python = _PATTERNS["gdb_python"].search(text, len(name)) if name.startswith(("_PyEval_", "PyEval_")) else None
         if python is not None:
             address, file, line, function = python.groups()
@@ -76,7 +81,7 @@ class Reader(StackText):
                 self._add(Place(function, file, int(line) or None))
             self._shown = address
             return
-        where = WHERE.search(text)
+        where = _WHERE.search(text)
         file = (where.group(2) or where.group(4)) if where else "?"
         if (
             name.startswith("??")
@@ -99,3 +104,16 @@ class Reader(StackText):
         super()._keep(kept)
         if self._number == 1:
             self._main, self._pid = kept, int(thread.thread_id) if thread.thread_id.isdecimal() else None
+
+
+def _find_name(text: str) -> str:
+    """Return the function of a frame: the text before its arguments. These begin outside of template brackets."""
+    depth = 0
+    for index, character in enumerate(text):
+        if character == "<":
+            depth += 1
+        elif character == ">":
+            depth -= 1
+        elif character == "(" and depth <= 0 and index and text[index - 1] == " ":
+            return text[: index - 1]
+    return text

@@ -379,9 +379,9 @@ def test_the_core_of_another_user(folder_of_owner: Path) -> None:
         assert "belongs to user 61234, not to the user of the job" in as_root.refused
 
 
-def is_core_of_segfault(known: crash_artifacts.RankSnapshot, root: Path) -> crash_artifacts.Core | None:
+def is_core_of_segfault(dead: crash_artifacts.RankSnapshot, root: Path) -> crash_artifacts.Core | None:
     """Return the core of this process; None if the kernel pipes cores to a program, and it must be said."""
-    (core,) = crash_artifacts.find_cores([(known, root)])
+    (core,) = crash_artifacts.find_cores([(dead, root)])
     if Path("/proc/sys/kernel/core_pattern").read_text().startswith("|"):
         assert core.refused.startswith("cores go to")
         return None

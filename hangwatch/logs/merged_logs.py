@@ -44,7 +44,8 @@ def join(
 
     A rank is known by its global rank, by local rank and node, or by pid and node. A global rank that torch wrote
     before a line, or a launcher in its report, applies to all logs of that process. A failure in `launcher_failures`
-    counts if the log of the rank contains none. If it does, the launcher's report only adds a missing time.
+    counts if the log of the rank contains none. If it does, the launcher's report only adds a missing time. An exit
+    code 1 of a local rank is the end of an exception, if the same file has one of the rank with this number.
     """
     reports = [(source, failure, failure.rank) for source, failure in launcher_failures if failure.rank is not None]
     all_parts = [
@@ -60,6 +61,9 @@ def join(
     is_timed_out = any("timeout" in failure.text for log in logs.values() for failure in log.failures)
     for source, failure, process in reports:
         rank = _add_global_rank(process, global_ranks)
+        alike = logs.get((rank.local_rank,)) if rank.rank is None and failure.text == "exit code 1" else None
+        if alike is not None and alike.failures and alike.source == source:
+            continue
         log = logs.setdefault(_make_key(rank), RankLog(rank, source, None, ()))
         if not log.failures:
             of_others = blames_another(failure, rank.rank, is_timed_out=is_timed_out)

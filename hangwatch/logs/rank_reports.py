@@ -52,14 +52,11 @@ def compare_reports(works: Sequence[RankWork], groups: set[str], ranks: Collecti
 
 def _compare_desync_reports(works: Sequence[RankWork], groups: set[str]) -> Iterator[WorkFinding]:
     """Yield the ranks that torch's desync reports call late (TORCH_NCCL_DESYNC_DEBUG=1)."""
-    lagging, numbers = set[int](), set[int]()
+    reported = list_by_key((line.kind, line) for _, _, (line, *_) in works if line.kind in ("lagging", "started"))
+    lagging = {rank for line in reported.get("lagging", ()) for rank in line.ranks}
+    numbers = {line.timed_out for line in reported.get("lagging", ()) if line.timed_out is not None}
     joined = {rank.rank for rank, _, (line, *_) in works if rank and rank.rank is not None and line.kind == "operation"}
-    for _, _, (line, *_) in works:
-        if line.kind == "lagging":
-            lagging.update(line.ranks)
-            numbers.update([line.timed_out] if line.timed_out is not None else [])
-        elif line.kind == "started":
-            joined.update(line.ranks)
+    joined |= {rank for line in reported.get("started", ()) for rank in line.ranks}
     if not lagging:
         return
     what = f"collective #{min(numbers):,}" if numbers else "any collective"
@@ -74,7 +71,8 @@ def _compare_desync_reports(works: Sequence[RankWork], groups: set[str]) -> Iter
 def _compare_barriers(works: Sequence[RankWork], ranks: Collection[int]) -> Iterator[WorkFinding]:
     """Yield the ranks that did not reach PyTorch's monitored barrier, and the tasks of JAX that failed others.
 
-    These did not reach a barrier, or sent no heartbeats. The log may list only some of them.
+    These did not reach a barrier, or sent no heartbeats. The log may list only some of them. Two ranks of which it says
+    different things may wait for each other.
     """
     absent = list_by_key(
         ((line.operation, rank if is_within_group(rank, line) else None), number)
@@ -82,6 +80,7 @@ def _compare_barriers(works: Sequence[RankWork], ranks: Collection[int]) -> Iter
         if line.kind == "absent"
         for number in ({*ranks} - {*line.ranks} if line.completed else line.ranks)
     )
+    texts = list_by_key({(line.operation, line.name) for _, _, (line, *_) in works if line.kind == "absent"})
     waiting = {rank.rank for rank, _, (line, *_) in works if rank and line.writer is not None}
     headings = [line for _, _, (line, *_) in works if line.kind == "barrier"]
     tasks = {line.ranks[0] for _, _, (line, *_) in works if line.kind == "task"}
@@ -92,7 +91,8 @@ def _compare_barriers(works: Sequence[RankWork], ranks: Collection[int]) -> Iter
             yield WorkFinding(text, (member,))
         elif ids := _find_ids({*numbers} - waiting, works):
             text = f"{words.name_ranks(ids)} {why}"
-            yield WorkFinding(text, ids, ids if len(ids) < FEWEST_SEEN else (), f"it {why}")
+            is_clear = len(ids) < FEWEST_SEEN and (len(ids) == 1 or len(texts.get(why, ())) < 2)
+            yield WorkFinding(text, ids, ids if is_clear else (), f"it {why}")
     if not tasks or not headings or not all(line.ranks for line in headings):
         return
     reached, size = headings[-1].ranks

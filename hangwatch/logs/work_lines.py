@@ -38,7 +38,7 @@ class WorkLine(NamedTuple):
       `operation` is what creates it. Without `ranks`, all have finished. `name` is the PCI address of its GPU, as
       hexadecimal digits; "" if unknown.
     * "absent": `ranks` did not do what `operation` says, for example reach PyTorch's monitored barrier. If `completed`
-      is 1, `ranks` are all that did it.
+      is 1, `ranks` are all that did it. `name` is the rest of the line.
     * "barrier": `ranks` contains the number of tasks that reached it, and the number of all tasks; it is empty for a
       heading of tasks that did not do what `operation` says. "task": a task that did not reach it, or is silent.
 
@@ -85,9 +85,8 @@ def parse(text: str) -> tuple[WorkLine, ...]:
             ),
         )
     if lagging := _PATTERNS["lagging"].search(text):
-        return (WorkLine("lagging", _parse_numbers(lagging.group(1)), timed_out=int(lagging.group(3))),)
-    if never := _PATTERNS["never_joined"].search(text):
-        return (WorkLine("lagging", _parse_numbers(never.group(1))),)
+        number = int(lagging.group(2)) if lagging.group(2) else None
+        return (WorkLine("lagging", _parse_numbers(lagging.group(1)), timed_out=number),)
     if runs := _PATTERNS["runs"].findall(text):
         return tuple(
             WorkLine(
@@ -113,7 +112,7 @@ def parse(text: str) -> tuple[WorkLine, ...]:
         if absent := _ABSENT[why].search(text):
             ranks, writer = _parse_numbers(absent.group(absent.lastindex or 0)), absent.groupdict().get("writer")
             line = WorkLine("absent", ranks, operation=why, writer=int(writer) if writer else None)
-            return (line._replace(completed=int(absent.lastgroup == "ready")),)
+            return (line._replace(name=text[absent.end() :], completed=int(absent.lastgroup == "ready")),)
     if setup := _PATTERNS["setup"].search(text) or _PATTERNS["members"].search(text):
         return (_parse_setup(setup.groupdict()),)
     if started := _PATTERNS["started"].match(text):

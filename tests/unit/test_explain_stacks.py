@@ -213,6 +213,13 @@ def test_gdb_bt_of_one_thread_is_a_process() -> None:
     assert "acme::Ring::wait" in explained(found)[1]
 
 
+def test_py_bt_alone_is_a_process_and_after_bt_the_same_one() -> None:
+    traceback = ("(gdb) py-bt", "Traceback (most recent call first):", '  File "/srv/a.py", line 4, in read', "    f()")
+    assert [shown(rank) for rank in collect(*traceback, *traceback).ranks] == [["read (/srv/a.py:4)"]] * 2
+    (rank,) = collect("(gdb) bt", *BT, *traceback).ranks
+    assert shown(rank)[-1] == "read (/srv/a.py:4)"
+
+
 def test_frames_that_torch_prints_in_a_log_are_no_stack_of_gdb() -> None:
     log = ["#0 all_reduce from /opt/torch/distributed/distributed_c10d.py:3174", "#1 step from /srv/train.py:9"]
     assert collect(*(f"[rank1]: {line}" for line in log)).ranks == ()

@@ -136,9 +136,8 @@ def _read_id(prefix: RankId, process: ParsedProcess) -> RankId:
     host, rank, local = (
         pattern.search(process.command) for pattern in (_PATTERNS["node_rank"], _PATTERNS["global_rank"], LOCAL_RANK)
     )
-    node = f"node {host.group(1)}" if host else None
-    if node is None and prefix.rank is not None:
-        node = f"task {prefix.rank}"
+    task = f"task {prefix.rank}" if prefix.rank is not None else None
+    node = f"node {host.group(1)}" if host else task
     title = process_title.read(process.command)
     by_title = title.rank if title and local is None else None
     return RankId(
@@ -160,9 +159,8 @@ def is_helper(process: ParsedProcess, pids: set[int | None]) -> bool:
     if process.parent_pid is not None and process.parent_pid in pids:
         return True
     stack = _read_main_stack(process)
-    if stack.is_served:
-        return False  # a child of the fork server keeps its command line and outer frames
-    return stack.is_worker or _PATTERNS["helper_command"].search(process.command) is not None
+    is_worker = stack.is_worker or _PATTERNS["helper_command"].search(process.command) is not None
+    return is_worker and not stack.is_served  # a child of the fork server keeps its command line and outer frames
 
 
 def is_in_collective(process: ParsedProcess) -> bool:

@@ -57,6 +57,7 @@ class Streams:
             for part in line_prefixes.read_texts(line):
                 self._feed(part, number)
         for source in self._sources.values():
+            source.reader.log.has_task_labels = self._labels_are_ranks
             source.reader.end()
         return list(self._sources.values())
 
@@ -80,10 +81,9 @@ class Streams:
         if rank is self._unmarked and (number_above := self._headings.follow(line)) is not None:
             rank = structs.replace(rank, rank=number_above)
         if (rank, sure) not in self._sources and len(self._sources) >= _MOST_STREAMS:
-            if len(self._sources) == _MOST_STREAMS:
-                self._add_note(
-                    f"{self._name}: more than {_MOST_STREAMS:,} prefixes; a further prefix is read as part of its line"
-                )
+            self._add_note(
+                f"{self._name}: more than {_MOST_STREAMS:,} prefixes; a further prefix is read as part of its line"
+            )
             rank, sure, rest = self._unmarked, True, line
         if (rank, sure) not in self._sources:
             self._labels_are_ranks &= not (sure and rank.is_numbered)  # each label is that of a launcher
@@ -92,5 +92,4 @@ class Streams:
         reader = self._sources[rank, sure].reader
         if prefix and rank.is_numbered and len(rest) == len(line) - len(prefix):
             self._by_prefix[prefix] = reader
-        reader.log.has_task_labels = self._labels_are_ranks
         reader.feed(rest, number, line[: len(line) - len(rest)])

@@ -19,6 +19,7 @@ _FRAME = re.compile(r"^#(\d{1,6}) +(?:0x[0-9a-f]+ in )?(.*)$")
 _WHERE = re.compile(r" (?:(from) (\S+)|(at) (\S+?)(?::\d+)?)$")
 
 _C_LIBRARIES = ("libc.so", "libpthread", "libstdc++.so")
+_TRACEBACK = "Traceback (most recent call first):"  # of py-bt
 LONE = "bt"  # instead of the number of a thread, which is that of a process of its own
 _LONGEST_PREAMBLE = 500  # lines before the first thread: other threads that gdb found, and its warnings
 
@@ -27,13 +28,13 @@ def begins(line: str) -> bool:
     """True if a text of this tool begins with this line."""
     if line.startswith("#0 "):
         return _PATTERNS["gdb_bare"].match(line) is not None
-    return line.startswith(("Thread ", "[New ")) and (_THREAD.match(line) is not None or line.startswith("[New LWP "))
+    return line.startswith(("[New LWP ", _TRACEBACK)) or _THREAD.match(line) is not None
 
 
 class Reader(StackText):
     """A reader for one or more processes that follow each other. Threads count down to 1, which is the main one.
 
-    Frames without a thread before them (`bt`) are a process of one thread.
+    Frames without a thread before them (`bt`, `py-bt`) are a process of one thread.
     """
 
     def __init__(self, interned: Interned) -> None:
@@ -49,7 +50,8 @@ class Reader(StackText):
             self._begin_numbered(int(heading.group(1)), ParsedThread(heading.group(2), [], heading.group(3)))
             return True
         frame = _FRAME.match(line)
-        if frame and frame.group(1) == "0" and (self._thread is None or not self._thread.thread_id.isdecimal()):
+        begins = frame.group(1) == "0" if frame else line.startswith(_TRACEBACK) and (self._traced or not self._thread)
+        if begins and (self._thread is None or not self._thread.thread_id.isdecimal()):
             self._begin_numbered(1, ParsedThread(LONE, []))
         if self._thread is None:
             self._preamble -= 1

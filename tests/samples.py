@@ -531,9 +531,9 @@ def fleet(nodes: int = 2048, odd_rank: int = 9731, absent_node: int | None = 77)
 
 
 def metric_families(snapshot: Snapshot, now: float = 0.0) -> list[Metric]:
-    series = metrics.Series()
-    metrics.fill(series, snapshot, now, config.Detector())
-    return series.families
+    families = metrics.declare()
+    metrics.fill(families, metrics.View(snapshot, now, config.Detector()))
+    return [*families.values()]
 
 
 SAMPLES = {

@@ -6,54 +6,98 @@ A name is `hangwatch_` + subject + base unit. There is no host label (Prometheus
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
+from itertools import accumulate, starmap
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 from prometheus_client import CollectorRegistry, ProcessCollector
-from prometheus_client.core import Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.core import Metric as Family
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
 from hangwatch import words
+from hangwatch.checks.framework.contract import Metric, Metrics
 from hangwatch.config import Detector
 from hangwatch.metrics import collective_metrics, gpu_metrics, job_metrics, self_metrics
-from hangwatch.metrics.families import Family
-from hangwatch.metrics.series import LABEL_LENGTH, Series, sentence_label
-from hangwatch.model import CheckResult, CheckStatus
-from hangwatch.state.board import Board, Snapshot
+from hangwatch.metrics.texts import LABEL_LENGTH, sentence_label
+from hangwatch.metrics.view import View
+from hangwatch.model import CheckResult, CheckStatus, Point
+from hangwatch.state.board import DUMP_BUCKETS_SECONDS, Board, DumpHistogram
 
 log = logging.getLogger(__package__)
 
 
-def fill(series: Series, snapshot: Snapshot, now: float, settings: Detector, external_url: str = "") -> None:
-    """Add the series of a snapshot. `now` is CLOCK_MONOTONIC in seconds, `external_url` is from [http]."""
-    gpu_metrics.add_gpus(series, snapshot, now, settings)
-    job_metrics.add_states(series, snapshot, now)
-    job_metrics.add_idle_workers(series, snapshot, now, settings)
-    job_metrics.add_silences(series, snapshot)
-    job_metrics.add_progress(series, snapshot, now)
-    job_metrics.add_incidents(series, snapshot, external_url)
-    job_metrics.add_activities(series, snapshot)
-    job_metrics.add_crashes(series, snapshot, now, external_url)
-    collective_metrics.add_numbers(series, snapshot)
-    self_metrics.add_captures(series, snapshot)
-    self_metrics.add_state(series, snapshot, now)
-    for name, result in snapshot.checks.items():
-        _add_result(series, name, result)
+class _CheckView(NamedTuple):
+    """A check and its newest result."""
+
+    name: str
+    result: CheckResult
+
+    @property
+    def message(self) -> str:
+        """The message as a label; "" if the check is OK, since each message with other numbers is a new series."""
+        verdict = self.result.verdict
+        return "" if verdict.status is CheckStatus.OK else sentence_label(verdict.message)
+
+
+_CHECKS = Metrics[View, _CheckView](
+    Metric(
+        "check_status",
+        "Status of the check: 0 OK, 1 UNKNOWN, 2 WARNING, 3 CRITICAL",
+        attrgetter("result.verdict.status.value"),
+    ),
+    Metric(
+        "check_info",
+        "Status, reason and message of the check",
+        lambda each: {(each.result.verdict.status.name, each.result.verdict.reason, each.message): 1},
+        by=("status", "reason", "message"),
+    ),
+    Metric("check_success", "1 if the check ran without an internal error", attrgetter("result.success")),
+    Metric("check_duration_seconds", "Duration of the last run", attrgetter("result.duration_seconds")),
+    Metric("check_last_run_timestamp_seconds", "Time of the last run", attrgetter("result.ran_unix_seconds")),
+    Metric(
+        "check_faults",
+        "Readings that the check needed but could not get",
+        lambda each: len(each.result.faults),
+    ),
+    subjects=lambda view: starmap(_CheckView, view.snapshot.checks.items()),
+    labels={"check": attrgetter("name")},
+)
+_ALL: tuple[Metrics[View, Any], ...] = (
+    *gpu_metrics.METRICS,
+    *job_metrics.METRICS,
+    *collective_metrics.METRICS,
+    *self_metrics.METRICS,
+    _CHECKS,
+)
+
+
+def _family(metric: Metric[Any] | Point) -> tuple[str, str, str]:
+    """Return the name, the text and the type of a family, the arguments of `Family`."""
+    return f"hangwatch_{metric.name.removesuffix('_total')}", metric.help, metric.kind
+
+
+_FAMILIES = {metric.name: _family(metric) for metrics in _ALL for metric in metrics.metrics}
+
+
+def declare() -> dict[str, Family]:
+    """Return the families of the daemon's metrics without series. Each has only its name, text and type."""
+    return {name: Family(*family) for name, family in _FAMILIES.items()}
+
+
+def fill(families: dict[str, Family], view: View) -> None:
+    """Add the values of all metrics: the daemon's, then those of the checks."""
+    for metrics in _ALL:
+        for metric, labels, number in metrics.read(view):
+            families[metric.name].add_sample(f"hangwatch_{metric.name}", labels, number)
+    families["dump_seconds"] = _dump_seconds(view.snapshot.dumps)
+    for result in view.snapshot.checks.values():
         for point in result.points:
-            series.declare(point.name, Family(point.help, tuple(label for label, _ in point.labels), point.kind))
-            series.add(point.name, [value[:LABEL_LENGTH] for _, value in point.labels], point.value)
-
-
-def _add_result(series: Series, name: str, result: CheckResult) -> None:
-    """Add the result of a check, the time of its last run, and the run's duration."""
-    verdict = result.verdict
-    # Each message with other numbers is a new series, so only checks that are not OK have the message.
-    message = "" if verdict.status is CheckStatus.OK else sentence_label(verdict.message)
-    series.add("check_status", (name,), verdict.status.value)
-    series.add("check_info", (name, verdict.status.name, verdict.reason, message), 1)
-    series.add("check_success", (name,), float(result.success))
-    series.add("check_duration_seconds", (name,), result.duration_seconds)
-    series.add("check_last_run_timestamp_seconds", (name,), result.ran_unix_seconds)
-    series.add("check_faults", (name,), len(result.faults))
+            labels = {name: value[:LABEL_LENGTH] for name, value in point.labels}
+            if point.name not in families:
+                families[point.name] = Family(*_family(point))
+            families[point.name].add_sample(f"hangwatch_{point.name}", labels, point.value)
 
 
 class BoardCollector(Collector):
@@ -71,21 +115,31 @@ class BoardCollector(Collector):
         self._external_url = external_url
         self.errors = 0
 
-    def collect(self) -> Iterator[Metric]:
+    def collect(self) -> Iterator[Family]:
         """Yield the metric families. After an error, further series are missing: it must not fail the whole scrape."""
-        series = Series()
         # First, because a rule over all nodes compares it with the time at which the scrape began.
-        series.add("time_seconds", (), self._unix_clock())
+        unix_seconds = self._unix_clock()
+        yield GaugeMetricFamily("hangwatch_time_seconds", "Wall clock of this node in Unix time", unix_seconds)
+        view = View(self._board.snapshot, self._clock(), self._settings, self._external_url)
+        families = declare()
         try:
-            fill(series, self._board.snapshot, self._clock(), self._settings, self._external_url)
+            fill(families, view)
         except Exception:
             self.errors += 1
             log.exception("a metric could not be exported; please report this")
-        series.add("export_errors", (), self.errors)
-        yield from map(_printable, series.families)
+        yield from map(_printable, families.values())
+        errors_text = "Scrapes that are incomplete because of an error inside hangwatch"
+        yield CounterMetricFamily("hangwatch_export_errors", errors_text, self.errors)
 
 
-def _printable(family: Metric) -> Metric:
+def _dump_seconds(dumps: DumpHistogram) -> Family:
+    bounds = (*map(str, DUMP_BUCKETS_SECONDS), "+Inf")
+    buckets = list(zip(bounds, accumulate(dumps.counts), strict=True))
+    text = "Duration of one dump of one process"
+    return HistogramMetricFamily("hangwatch_dump_seconds", text, buckets, dumps.sum_seconds)
+
+
+def _printable(family: Family) -> Family:
     """Escape control characters in the labels of a metric family, because a job's owner wrote many of the labels.
 
     If two series then have the same labels, only the first is kept, because Prometheus refuses duplicate series.
@@ -108,7 +162,7 @@ class GuardedProcessCollector(Collector):
     def __init__(self) -> None:
         self._inner = ProcessCollector(registry=CollectorRegistry())
 
-    def collect(self) -> Iterable[Metric]:
+    def collect(self) -> Iterable[Family]:
         """Return the process_* metric families; an empty list after an error."""
         try:
             return list(self._inner.collect())

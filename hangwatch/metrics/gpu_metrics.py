@@ -1,61 +1,117 @@
 """Metrics of the GPUs: the sampler, the driver's readings, and the levels at which a GPU is busy or quiet."""
 
 from collections import Counter
+from collections.abc import Iterator
+from operator import attrgetter
+from typing import NamedTuple
 
-from hangwatch.config import Detector
+from hangwatch.checks.framework.contract import GPU, Metric, Metrics
 from hangwatch.detector import power_level
 from hangwatch.detector.power_level import GpuPower
-from hangwatch.metrics.series import Series
-from hangwatch.model import GpuSweep, JobState
+from hangwatch.metrics.view import View
+from hangwatch.model import GpuSample, GpuSweep, JobState
 from hangwatch.model.keyed_lists import list_by_key
-from hangwatch.state.board import Snapshot
-
-_READINGS = (
-    "power_watts",
-    "power_limit_watts",
-    "utilization_ratio",
-    "memory_used_bytes",
-    "memory_total_bytes",
-    "sm_clock_hertz",
-    "temperature_celsius",
-    "energy_joules",
-)
 
 
-def add_gpus(series: Series, snapshot: Snapshot, now: float, settings: Detector) -> None:
-    """Add the state of the sampler, the driver's readings of each GPU, the readings that failed, and the levels."""
-    health, sweep = snapshot.sampler, snapshot.sweep
-    series.add("gpu_sampler_up", (), float(health.alive and not health.stalled))
-    series.add("gpu_sampler_restarts", (), health.restarts)
-    series.add("gpu_sampler_abandoned", (), health.abandoned)
-    if sweep is None:
-        return
-    series.add("gpu_sample_age_seconds", (), now - sweep.taken_monotonic_seconds)
-    for index in sorted({*(gpu.index for gpu in sweep.gpus), *sweep.unread}):
-        series.add("gpu_up", (str(index),), float(index not in sweep.unread))
-    for gpu in sweep.gpus:
-        for field in _READINGS:
-            if (value := getattr(gpu, field)) is not None:
-                series.add(f"gpu_{field}", (str(gpu.index), gpu.uuid), value)
-    all_faults = (*sweep.faults, *(fault for gpu in sweep.gpus for fault in gpu.faults))
-    counts = Counter((fault.subject.removeprefix("gpu "), fault.reason) for fault in all_faults)
-    for key, count in counts.items():
-        series.add("gpu_faults", key, count)
-    _add_levels(series, snapshot, sweep, settings)
+class _Level(NamedTuple):
+    """The power history of a GPU, and the power at or below which it is quiet; None if that is unknown."""
+
+    gpu: GpuSample
+    power: GpuPower
+    threshold_watts: float | None
 
 
-def _add_levels(series: Series, snapshot: Snapshot, sweep: GpuSweep, settings: Detector) -> None:
-    index = {gpu.uuid: str(gpu.index) for gpu in sweep.gpus}
-    for uuid, gpu in _hardest_working(snapshot).items():
-        if uuid in index and gpu.busy_watts is not None:
-            series.add("gpu_busy_power_watts", (index[uuid], uuid), gpu.busy_watts)
-            threshold_watts = power_level.low_power_threshold_watts(gpu, settings)
-            if threshold_watts is not None:
-                series.add("gpu_low_power_threshold_watts", (index[uuid], uuid), threshold_watts)
-
-
-def _hardest_working(snapshot: Snapshot) -> dict[str, GpuPower]:
-    """Return the power history of each GPU by uuid; of two jobs on one GPU, that with the higher busy level."""
-    watches = (entry.watch for entry in snapshot.jobs.values() if entry.watch.state is not JobState.ENDED)
+def _find_levels(view: View) -> Iterator[_Level]:
+    """Yield the power history of each GPU that has worked; of two jobs on one GPU, that with the higher busy level."""
+    watches = (entry.watch for entry in view.snapshot.jobs.values() if entry.watch.state is not JobState.ENDED)
     by_uuid = list_by_key(pair for watch in watches for pair in watch.power.gpus.items())
-    return {uuid: max(powers, key=lambda gpu: gpu.busy_watts or 0.0) for uuid, powers in by_uuid.items()}
+    for gpu in view.snapshot.sweep.gpus if view.snapshot.sweep else ():
+        power = max(by_uuid.get(gpu.uuid, ()), key=lambda power: power.busy_watts or 0.0, default=None)
+        if power is not None and power.busy_watts is not None:
+            yield _Level(gpu, power, power_level.low_power_threshold_watts(power, view.settings))
+
+
+def _find_age(view: View) -> float | None:
+    sweep = view.snapshot.sweep
+    return None if sweep is None else view.now - sweep.taken_monotonic_seconds
+
+
+def _find_read(sweep: GpuSweep) -> dict[str, bool]:
+    unread = sweep.unread
+    return {str(index): index not in unread for index in sorted({*(gpu.index for gpu in sweep.gpus), *unread})}
+
+
+def _count_faults(sweep: GpuSweep) -> Counter[tuple[str, str]]:
+    faults = (*sweep.faults, *(fault for gpu in sweep.gpus for fault in gpu.faults))
+    return Counter((fault.subject.removeprefix("gpu "), fault.reason) for fault in faults)
+
+
+METRICS = (
+    Metrics[View, View](
+        Metric(
+            "gpu_sampler_up",
+            "1 while the GPU sampler responds",
+            lambda view: view.snapshot.sampler.alive and not view.snapshot.sampler.stalled,
+        ),
+        Metric(
+            "gpu_sampler_restarts_total",
+            "GPU sampler processes that were replaced",
+            lambda view: view.snapshot.sampler.restarts,
+        ),
+        Metric(
+            "gpu_sampler_abandoned_total",
+            "GPU sampler processes that could not be killed",
+            lambda view: view.snapshot.sampler.abandoned,
+        ),
+        Metric(
+            "gpu_sample_age_seconds",
+            "Age of the newest GPU sample",
+            _find_age,
+        ),
+    ),
+    Metrics[View, GpuSweep](
+        Metric(
+            "gpu_up",
+            "1 while the driver returns readings of this GPU",
+            _find_read,
+            by=("gpu",),
+        ),
+        Metric(
+            "gpu_faults",
+            "Readings that failed in the newest sample, by reason",
+            _count_faults,
+            by=("gpu", "reason"),
+        ),
+        subjects=lambda view: [view.snapshot.sweep],
+    ),
+    Metrics[View, GpuSample](
+        Metric("gpu_power_watts", "Power draw, averaged by NVML over one second", lambda gpu: gpu.power_watts),
+        Metric("gpu_power_limit_watts", "Enforced power limit", lambda gpu: gpu.power_limit_watts),
+        Metric(
+            "gpu_utilization_ratio",
+            "Ratio of the last sample period in which a kernel ran; also 1 in a hang",
+            lambda gpu: gpu.utilization_ratio,
+        ),
+        Metric("gpu_memory_used_bytes", "GPU memory in use", lambda gpu: gpu.memory_used_bytes),
+        Metric("gpu_memory_total_bytes", "GPU memory", lambda gpu: gpu.memory_total_bytes),
+        Metric("gpu_sm_clock_hertz", "Clock of the streaming multiprocessors", lambda gpu: gpu.sm_clock_hertz),
+        Metric("gpu_temperature_celsius", "Temperature of the GPU die", lambda gpu: gpu.temperature_celsius),
+        Metric("gpu_energy_joules_total", "Energy used since the driver was loaded", lambda gpu: gpu.energy_joules),
+        subjects=lambda view: view.snapshot.sweep.gpus if view.snapshot.sweep else (),
+        labels=GPU,
+    ),
+    Metrics[View, _Level](
+        Metric(
+            "gpu_busy_power_watts",
+            "Busy level: power of this GPU while its job works",
+            lambda level: level.power.busy_watts,
+        ),
+        Metric(
+            "gpu_low_power_threshold_watts",
+            "Power at or below which the GPU is quiet",
+            lambda level: level.threshold_watts,
+        ),
+        subjects=_find_levels,
+        labels={"gpu": lambda level: str(level.gpu.index), "uuid": attrgetter("gpu.uuid")},
+    ),
+)

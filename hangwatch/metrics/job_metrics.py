@@ -1,131 +1,97 @@
 """Metrics of jobs: states, ranks with their collectives and lateness, open incidents with activities, and crashes."""
 
-import itertools
 from collections import Counter
+from collections.abc import Iterator, Sequence
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 from hangwatch import words
-from hangwatch.config import Detector
+from hangwatch.checks.framework.contract import JOB, Labels, Metric, Metrics
 from hangwatch.detector.idle_workers import find_idle_worker
 from hangwatch.detector.job_watch import quiet_seconds
-from hangwatch.metrics.series import (
-    LABEL_LENGTH,
-    Series,
-    name_labels,
-    number_text,
-    rank_labels,
-    ranks_label,
-    sentence_label,
+from hangwatch.metrics.texts import LABEL_LENGTH, number_text, ranks_label, sentence_label
+from hangwatch.metrics.view import (
+    RANK,
+    IncidentView,
+    JobView,
+    RankView,
+    View,
+    list_incidents,
+    list_jobs,
+    list_living,
+    list_ranks,
 )
-from hangwatch.model import STOPPED_STATES, Group, Incident, JobState, Member, Signature
-from hangwatch.state.board import JobEntry, Snapshot
+from hangwatch.model import STOPPED_STATES, Group, Incident, JobName, JobState, Member, Signature
+from hangwatch.model.page_silences import PageSilence
 from hangwatch.state.on_crash import CRASH_SHOWN_SECONDS
 from hangwatch.verdict.timeout_forecast import forecast_timeout
 from hangwatch.verdict.wording import group_text
 from hangwatch.verdict.wording.next_steps import next_step
 from hangwatch.verdict.wording.short_paths import shorten_paths
 
-MOST_FINGERPRINTS = 20
+_PLACE = ("activity", "waits_for", "motion", "frame", "stack")
 
 
-def add_states(series: Series, snapshot: Snapshot, now: float) -> None:
-    """Add the identity, state, ranks and GPUs of the jobs on this node, and 1 for each job that should page."""
-    index = {gpu.uuid: str(gpu.index) for gpu in (snapshot.sweep.gpus if snapshot.sweep else ())}
-    for entry in snapshot.jobs.values():
-        job, name = entry.job, name_labels(entry.job.name)
-        labels = (job.launcher, job.user or "", job.owner, number_text(job.world_size), job.job_name, job.program)
-        series.add("job_info", (*name, *labels, words.describe_job(job)), 1)
-        series.add("job_state", (*name, entry.watch.state.value), 1)
-        alive = 0 if entry.watch.state is JobState.ENDED else len(job.ranks)
-        series.add("job_ranks", name, alive)
-        series.add("job_absent_ranks", name, sum(map(len, job.absent)))
-        series.add("job_quiet_seconds", name, quiet_seconds(entry.watch, now))
-        series.add("job_page", (*name, entry.watch.state.value), float(snapshot.pages(entry)))
-        for rank in job.ranks if alive else ():
-            for uuid in rank.gpu_uuids:
-                series.add("job_gpu_info", (*name, index.get(uuid, ""), uuid, *rank_labels(rank)), 1)
+class _ActivityView(NamedTuple):
+    """The activities of the ranks of a job: the values of the labels `_PLACE`, of those of the rank, and a text."""
+
+    job: JobName
+    activities: Sequence[tuple[str, ...]]
 
 
-def add_idle_workers(series: Series, snapshot: Snapshot, now: float, settings: Detector) -> None:
-    """Add the time since the GPU of one rank stopped working while all other GPUs of its job work on."""
-    for entry in snapshot.living:
-        worker = find_idle_worker(entry.watch, now, settings)
-        if worker is not None:
-            rank = next((rank.rank for rank in entry.job.ranks if worker[0] in rank.gpu_uuids), None)
-            series.add("job_idle_worker_seconds", (*name_labels(entry.job.name), number_text(rank)), now - worker[1])
+def _describe_job(each: JobView) -> dict[tuple[str, ...], int]:
+    job = each.entry.job
+    labels = (job.launcher, job.user or "", job.owner, number_text(job.world_size), job.job_name, job.program)
+    return {(*labels, words.describe_job(job)): 1}
 
 
-def add_silences(series: Series, snapshot: Snapshot) -> None:
-    """Add the end of each silence, also if its job is not on the board after a restart of the daemon."""
-    for silence in snapshot.silences.values():
-        labels = (*name_labels(silence), silence.reason)
-        series.add("job_silence_end_timestamp_seconds", labels, silence.until_unix_seconds)
+def _list_gpus(each: JobView) -> dict[tuple[str, ...], int]:
+    sweep = each.view.snapshot.sweep
+    index = {gpu.uuid: str(gpu.index) for gpu in (sweep.gpus if sweep else ())}
+    ranks = () if each.entry.watch.state is JobState.ENDED else each.entry.job.ranks
+    return {
+        (index.get(uuid, ""), uuid, number_text(rank.rank), number_text(rank.local_rank)): 1
+        for rank in ranks
+        for uuid in rank.gpu_uuids
+    }
 
 
-def add_incidents(series: Series, snapshot: Snapshot, external_url: str) -> None:
-    """Add the open incidents, and the times at which collective timeouts end their jobs."""
-    # At most `MOST_FINGERPRINTS`: a user can make many.
-    open_incidents = (entry.open_incident for entry in snapshot.jobs.values())
-    unique = dict.fromkeys(each.verdict.fingerprint for each in open_incidents if each is not None)
-    fingerprints = frozenset(itertools.islice(unique, MOST_FINGERPRINTS))
-    for entry in snapshot.jobs.values():
-        incident = entry.open_incident
-        if incident is None:
-            continue
-        name, verdict = (*name_labels(entry.job.name), incident.incident_id), incident.verdict
-        labels = (
-            verdict.kind,
-            verdict.confidence.value,
-            ranks_label(verdict.named, incident.node),
-            ranks_label(verdict.check_first, incident.node),
-            sentence_label(shorten_paths(verdict.message, incident.grouping)),
-            _page(incident, external_url),
-            words.cut_middle(shorten_paths(verdict.stuck_on, incident.grouping), LABEL_LENGTH),
-            words.cut_middle(shorten_paths(next_step(verdict), incident.grouping), LABEL_LENGTH),
-            verdict.action.kind,
-            verdict.fingerprint if verdict.fingerprint in fingerprints else "",
-        )
-        series.add("incident_info", (*name, *labels), 1)
-        series.add("incident_opened_timestamp_seconds", name, incident.captured_unix_seconds)
-        forecast = forecast_timeout(incident)
-        if forecast is not None and forecast.at_unix_seconds is not None:
-            series.add("incident_timeout_timestamp_seconds", (*name, forecast.source), forecast.at_unix_seconds)
+def _find_idle_seconds(each: JobView) -> dict[str, float]:
+    """Return the time since the GPU of one rank stopped working while all other GPUs of its job work on."""
+    worker = find_idle_worker(each.entry.watch, each.view.now, each.view.settings)
+    if worker is None:
+        return {}
+    rank = next((rank.rank for rank in each.entry.job.ranks if worker[0] in rank.gpu_uuids), None)
+    return {number_text(rank): each.view.now - worker[1]}
 
 
-def add_activities(series: Series, snapshot: Snapshot) -> None:
-    """Add the activity of each rank of a job with an open incident, and for each activity the number of ranks."""
-    for entry in snapshot.jobs.values():
-        incident = entry.open_incident
-        if incident is None:
-            continue
-        name, counts = name_labels(entry.job.name), Counter[tuple[str, ...]]()
-        for group in incident.grouping.groups:
-            does = shorten_paths(group_text.describe_rank(group), incident.grouping) if group.frames else ""
+def _find_gap_seconds(each: JobView) -> float | None:
+    record = each.entry.watch.progress
+    return None if record.progressed_at is None else record.gap_seconds(each.view.now)
+
+
+def _describe_suspected(each: JobView) -> dict[tuple[str, ...], int]:
+    look = each.entry.suspected
+    if look is None or each.entry.watch.state is not JobState.SUSPECTED:
+        return {}
+    verdict, node = look.verdict, look.capture.node
+    ranks = ranks_label(verdict.named, node), ranks_label(verdict.check_first, node)
+    summary = sentence_label(shorten_paths(verdict.message, look.grouping))
+    return {(verdict.kind, verdict.confidence.value, *ranks, summary): 1}
+
+
+def _list_activities(view: View) -> Iterator[_ActivityView]:
+    """Yield the activities of the ranks of each open incident, except of ranks that only wait."""
+    for each in list_incidents(view):
+        activities: list[tuple[str, ...]] = []
+        for group in each.incident.grouping.groups:
+            does = each.shorten(group_text.describe_rank(group)) if group.frames else ""
             does = words.elided(does, LABEL_LENGTH)
             for member in (member for member in group.members if not member.waiting):
-                labels = (*_activity(group, member, incident), member.motion.value, _frame(group), group.key)
-                series.add("rank_activity", (*name, *rank_labels(member.id), *labels, does), 1)
-                counts[labels] += 1
-        for key, count in counts.items():
-            series.add("job_activity_ranks", (*name, *key), count)
-
-
-def _page(incident: Incident, external_url: str) -> str:
-    """Return the URL of an incident's report; "" if [http] external_url is not set."""
-    base = external_url.replace("{node}", incident.node).rstrip("/")
-    return f"{base}/incidents/{incident.incident_id}" if base else ""
-
-
-def add_crashes(series: Series, snapshot: Snapshot, now: float, external_url: str) -> None:
-    """Add the recent crashes, and the number of crashes since the daemon started."""
-    for crash in snapshot.crashes:
-        if now - crash.found_monotonic_seconds <= CRASH_SHOWN_SECONDS:
-            incident, verdict = crash.incident, crash.incident.verdict
-            named = ranks_label(verdict.named, incident.node)
-            texts = (named, sentence_label(verdict.message), _page(incident, external_url))
-            name = (*name_labels(incident.job.name), incident.incident_id)
-            series.add("job_crash_info", (*name, verdict.confidence.value, *texts), 1)
-    series.add("job_crashes", (), snapshot.crash_count)
-    series.add("job_remains_unread", (), snapshot.unread_crash_count)
+                rank = number_text(member.id.rank), number_text(member.id.local_rank)
+                place = (*_activity(group, member, each.incident), member.motion.value, _frame(group), group.key)
+                activities.append((*place, *rank, does))
+        yield _ActivityView(each.job, activities)
 
 
 def _activity(group: Group, member: Member, incident: Incident) -> tuple[str, str]:
@@ -160,35 +126,202 @@ def _frame(group: Group) -> str:
     return f"{frame.function} ({frame.file})"[:LABEL_LENGTH]
 
 
-def add_progress(series: Series, snapshot: Snapshot, now: float) -> None:
-    """Add the counters of the ranks, the gaps of the jobs, the verdicts on suspected jobs, and the late ranks."""
-    for entry in snapshot.living:
-        name, record = name_labels(entry.job.name), entry.watch.progress
-        for rank in entry.job.ranks:
-            rank_progress = record.ranks.get(rank.id)
-            if rank_progress is not None:
-                series.add("rank_collectives", (*name, *rank_labels(rank)), rank_progress.counter.total)
-        if record.progressed_at is not None:
-            series.add("job_progress_gap_seconds", name, record.gap_seconds(now))
-        if (usual_seconds := record.usual_seconds) is not None:
-            series.add("job_usual_gap_seconds", name, usual_seconds)
-        if entry.suspected is not None and entry.watch.state is JobState.SUSPECTED:
-            verdict, node = entry.suspected.verdict, entry.suspected.capture.node
-            ranks = ranks_label(verdict.named, node), ranks_label(verdict.check_first, node)
-            summary = sentence_label(shorten_paths(verdict.message, entry.suspected.grouping))
-            series.add("job_suspected_info", (*name, verdict.kind, verdict.confidence.value, *ranks, summary), 1)
-        _add_lateness(series, entry)
+def _find_timeout(each: IncidentView) -> dict[str, float | None]:
+    forecast = forecast_timeout(each.incident)
+    return {} if forecast is None else {forecast.source: forecast.at_unix_seconds}
 
 
-def _add_lateness(series: Series, entry: JobEntry) -> None:
-    """Add the lateness of each rank behind the others, the rank that is named as late, and the step time."""
-    order, name = entry.arrival_order, name_labels(entry.job.name)
-    if order is None:
-        return
-    if order.step_seconds > 0:
-        series.add("job_step_seconds", name, order.step_seconds)
-    for rank in entry.job.ranks:
-        if (seconds := order.lateness_seconds.get(rank.id)) is not None:
-            series.add("rank_lateness_seconds", (*name, *rank_labels(rank)), seconds)
-        if rank.id == order.named:
-            series.add("job_straggler_lateness_ratio", (*name, *rank_labels(rank)), order.lateness_ratio)
+def _list_crashes(view: View) -> Iterator[IncidentView]:
+    for crash in view.snapshot.crashes:
+        if view.now - crash.found_monotonic_seconds <= CRASH_SHOWN_SECONDS:
+            yield IncidentView(crash.incident.job.name, crash.incident, view.external_url)
+
+
+_INCIDENT: Labels = {**JOB, "incident": attrgetter("incident.incident_id")}
+_CRASH: Labels = {
+    **_INCIDENT,
+    "confidence": attrgetter("incident.verdict.confidence.value"),
+    "named": lambda each: ranks_label(each.incident.verdict.named, each.incident.node),
+    "summary": lambda each: sentence_label(each.incident.verdict.message),
+    "url": attrgetter("url"),
+}
+_OPEN: Labels = {
+    **_INCIDENT,
+    "verdict": attrgetter("incident.verdict.kind"),
+    "confidence": attrgetter("incident.verdict.confidence.value"),
+    "named": lambda each: ranks_label(each.incident.verdict.named, each.incident.node),
+    "check_first": lambda each: ranks_label(each.incident.verdict.check_first, each.incident.node),
+    "summary": lambda each: sentence_label(each.shorten(each.incident.verdict.message)),
+    "url": attrgetter("url"),
+    "stuck_on": lambda each: words.cut_middle(each.shorten(each.incident.verdict.stuck_on), LABEL_LENGTH),
+    "next_step": lambda each: words.cut_middle(each.shorten(next_step(each.incident.verdict)), LABEL_LENGTH),
+    "action": attrgetter("incident.verdict.action.kind"),
+    "fingerprint": attrgetter("fingerprint"),
+}
+
+METRICS: tuple[Metrics[View, Any], ...] = (
+    Metrics[View, JobView](
+        Metric(
+            "job_info",
+            "Jobs on this node; `title` is the name of the job in a page",
+            _describe_job,
+            by=("launcher", "user", "owner", "world_size", "name", "program", "title"),
+        ),
+        Metric(
+            "job_state",
+            "1 for the current state of the job, and no other series",
+            lambda each: {each.entry.watch.state.value: 1},
+            by=("state",),
+        ),
+        Metric(
+            "job_ranks",
+            "Ranks of the job that run on this node",
+            lambda each: 0 if each.entry.watch.state is JobState.ENDED else len(each.entry.job.ranks),
+        ),
+        Metric(
+            "job_absent_ranks",
+            "Ranks of the job that should run on this node but do not",
+            lambda each: sum(map(len, each.entry.job.absent)),
+        ),
+        Metric(
+            "job_quiet_seconds",
+            "Time since the job became quiet",
+            lambda each: quiet_seconds(each.entry.watch, each.view.now),
+        ),
+        Metric(
+            "job_page",
+            "1 while the on-call should be paged for this job, by its state",
+            lambda each: {each.entry.watch.state.value: each.view.snapshot.pages(each.entry)},
+            by=("state",),
+        ),
+        Metric(
+            "job_gpu_info",
+            "The GPUs that each rank uses",
+            _list_gpus,
+            by=("gpu", "uuid", "rank", "local_rank"),
+        ),
+        subjects=list_jobs,
+        labels=JOB,
+    ),
+    Metrics[View, JobView](
+        Metric(
+            "job_idle_worker_seconds",
+            "Time since the GPU of this rank stopped working, while all other GPUs of the job work",
+            _find_idle_seconds,
+            by=("rank",),
+        ),
+        Metric(
+            "job_progress_gap_seconds",
+            "Time since the ranks of the job enqueued a collective",
+            _find_gap_seconds,
+        ),
+        Metric(
+            "job_usual_gap_seconds",
+            "Length that 99 % of the job's gaps between collectives do not exceed",
+            lambda each: each.entry.watch.progress.usual_seconds,
+        ),
+        Metric(
+            "job_suspected_info",
+            "The verdict on a job that is suspected and does not page yet",
+            _describe_suspected,
+            by=("verdict", "confidence", "named", "check_first", "summary"),
+        ),
+        Metric(
+            "job_step_seconds",
+            "Median time between two collectives at the place where ranks are compared",
+            lambda each: (each.entry.arrival_order.step_seconds or None) if each.entry.arrival_order else None,
+        ),
+        subjects=list_living,
+        labels=JOB,
+    ),
+    Metrics[View, PageSilence](
+        Metric(
+            "job_silence_end_timestamp_seconds",
+            "Jobs that do not page until this time, because `hangwatch silence` asked for it",
+            lambda silence: {silence.reason: silence.until_unix_seconds},
+            by=("reason",),
+        ),
+        subjects=lambda view: view.snapshot.silences.values(),
+        labels={"job_id": attrgetter("job_id"), "job_key": attrgetter("job_key")},
+    ),
+    Metrics[View, RankView](
+        Metric(
+            "rank_collectives_total",
+            "Collectives that the rank has enqueued since hangwatch follows it, by PyTorch's flight recorder",
+            lambda each: each.progress.counter.total if each.progress else None,
+        ),
+        Metric(
+            "rank_lateness_seconds",
+            "Median time by which the rank enqueues a collective behind the median of the other ranks of the node",
+            lambda each: each.order.lateness_seconds.get(each.rank.id) if each.order else None,
+        ),
+        Metric(
+            "job_straggler_lateness_ratio",
+            "Lateness of the named rank as a ratio of the step; only while a rank is named",
+            lambda each: each.order.lateness_ratio if each.order and each.rank.id == each.order.named else None,
+        ),
+        subjects=list_ranks,
+        labels=RANK,
+    ),
+    Metrics[View, IncidentView](
+        Metric(
+            "incident_info",
+            "Open incidents: the verdict as a sentence, the named ranks, the ranks to check first, and what to do",
+            lambda _: 1,
+        ),
+        subjects=list_incidents,
+        labels=_OPEN,
+    ),
+    Metrics[View, IncidentView](
+        Metric(
+            "incident_opened_timestamp_seconds",
+            "Time of the first capture of the incident",
+            lambda each: each.incident.captured_unix_seconds,
+        ),
+        Metric(
+            "incident_timeout_timestamp_seconds",
+            "Time at which the collective timeout ends the job, if it is known; `source` says how",
+            _find_timeout,
+            by=("source",),
+        ),
+        subjects=list_incidents,
+        labels=_INCIDENT,
+    ),
+    Metrics[View, _ActivityView](
+        Metric(
+            "rank_activity",
+            "Activity of each rank of a job with an open incident",
+            lambda each: dict.fromkeys(each.activities, 1),
+            by=(*_PLACE, "rank", "local_rank", "does"),
+        ),
+        Metric(
+            "job_activity_ranks",
+            "Ranks on this node with this activity, of a job with an open incident",
+            lambda each: Counter(activity[: len(_PLACE)] for activity in each.activities),
+            by=_PLACE,
+        ),
+        subjects=_list_activities,
+        labels=JOB,
+    ),
+    Metrics[View, IncidentView](
+        Metric(
+            "job_crash_info",
+            "Jobs with ranks that crashed in the last 15 minutes: the rank that died first, and the cause",
+            lambda _: 1,
+        ),
+        subjects=_list_crashes,
+        labels=_CRASH,
+    ),
+    Metrics[View, View](
+        Metric(
+            "job_crashes_total",
+            "Crashes of jobs on this node; each crash of a restarted job counts",
+            lambda view: view.snapshot.crash_count,
+        ),
+        Metric(
+            "job_remains_unread_total",
+            "Crashes with unread artifacts, because too many crashes of the same owner were waiting",
+            lambda view: view.snapshot.unread_crash_count,
+        ),
+    ),
+)

@@ -29,4 +29,4 @@ def _escape_help(text: str) -> str:
 
 
 def _escape(value: str) -> str:
-    return _escape_help(value).replace('"', r"\"")
+    return value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")

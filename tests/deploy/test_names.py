@@ -81,9 +81,8 @@ def test_a_metric_that_is_renamed_in_the_code_is_noticed(metric: str, where: tup
     """Rename a metric in a copy of the code. The comparison must then find the old name in the files of `where`."""
     code = tmp_path / "code"
     shutil.copytree(Path(hangwatch.__file__).parent, code / "hangwatch", ignore=shutil.ignore_patterns("__pycache__"))
-    source = code / "hangwatch/metrics/families.py"
-    before = source.read_text()
-    assert f'"{metric}"' in before
+    files = {path: path.read_text() for path in (code / "hangwatch/metrics").glob("*.py")}
+    ((source, before),) = ((path, text) for path, text in files.items() if f'"{metric}"' in text)
     source.write_text(before.replace(f'"{metric}"', f'"{metric}_renamed"'))
 
     exported = exported_by(code, tmp_path / "state")

@@ -16,10 +16,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hangwatch import config
+from hangwatch import config, metrics
 from hangwatch.checks.framework import contract, registry, result_table, runner
 from hangwatch.checks.framework.contract import Check, Metric, Metrics, Sample, Settings
-from hangwatch.metrics.families import FAMILIES
 from hangwatch.model import CheckResult, CheckStatus, CheckVerdict, Fault, Point, ProcessId, Rank
 from hangwatch.probes.node.machine import Node
 from tests import checks_page
@@ -187,7 +186,7 @@ METRICS = [entry for check in registry.checks().values() for entry in checks_pag
 @pytest.mark.parametrize(("metric", "labels"), METRICS, ids=[metric.name for metric, _ in METRICS])
 def test_metric_of_a_check_keeps_the_rules_of_names_and_labels(metric: Metric[Any], labels: Sequence[str]) -> None:
     assert re.fullmatch(r"[a-z][a-z0-9_]*", metric.name)
-    assert not metric.name.startswith((*RESERVED, "rank_collective_")) and metric.name not in FAMILIES
+    assert not metric.name.startswith((*RESERVED, "rank_collective_")) and metric.name not in metrics.declare()
     assert not NOT_BASE_UNITS.search(metric.name), "must end in seconds, bytes, watts, hertz, celsius or ratio"
     assert contract.JOB.keys().isdisjoint(labels) or contract.JOB.keys() <= set(labels), (
         "about jobs: the labels of contract.JOB"
@@ -205,9 +204,9 @@ def test_a_metric_belongs_to_one_check() -> None:
 
 
 def test_a_point_has_the_labels_of_its_metric() -> None:
-    metrics = Metrics[Reading, Reading](Metric("reads", "reads", lambda _: {("sda", "1"): 1}, by=("disk",)))
+    reads = Metrics[Reading, Reading](Metric("reads", "reads", lambda _: {("sda", "1"): 1}, by=("disk",)))
     with pytest.raises(ValueError, match=r"shorter than|longer than"):
-        list(metrics.points(Reading(number=1)))
+        list(reads.points(Reading(number=1)))
 
 
 def test_checks_never_import_one_another() -> None:

@@ -2,11 +2,11 @@
 
 import pytest
 
-from hangwatch import detector, metrics
+from hangwatch import detector
 from hangwatch.detector.job_watch import JobWatch
-from hangwatch.metrics.job_metrics import add_idle_workers
 from hangwatch.model import JobState
 from hangwatch.state.board import JobEntry, Snapshot
+from tests import samples
 from tests.unit.test_detector import DEFAULTS, Series, job
 
 WORKS, IDLE = 600.0, 84.0
@@ -53,9 +53,9 @@ def test_idle_worker_is_exported_while_it_is_idle() -> None:
 
     def exported() -> list[tuple[str, float]]:
         board = Snapshot(jobs={"k": JobEntry(job=job(4), watch=series.watch)})
-        scrape = metrics.Series()
-        add_idle_workers(scrape, board, series.now, DEFAULTS)
-        return [(sample.labels["rank"], sample.value) for family in scrape.families for sample in family.samples]
+        families = samples.metric_families(board, series.now)
+        idle = next(family for family in families if family.name == "hangwatch_job_idle_worker_seconds")
+        return [(sample.labels["rank"], sample.value) for sample in idle.samples]
 
     assert exported() == []
     series.feed(ONE_IDLE, int(DEFAULTS.stalled_hold_seconds) + 60)

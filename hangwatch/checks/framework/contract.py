@@ -92,6 +92,7 @@ class HasGpus(Protocol):
 
 SampleT = TypeVar("SampleT", bound=Sample)
 SettingsT = TypeVar("SettingsT", bound=Settings)
+SourceT = TypeVar("SourceT")
 SubjectT = TypeVar("SubjectT")
 KeyT = TypeVar("KeyT")
 Rows: TypeAlias = Iterator[Sequence[object]]
@@ -100,7 +101,7 @@ Rows: TypeAlias = Iterator[Sequence[object]]
 
 @dataclass(frozen=True)
 class Metric(Generic[SubjectT]):
-    """A metric of a check. `name` has no `hangwatch_` and ends in a base unit, that of a counter in `_total`.
+    """A metric. `name` has no `hangwatch_` and ends in a base unit, that of a counter in `_total`.
 
     `read` returns its number for a subject; None if the device does not report it. If there are further labels, `by`,
     it returns the numbers by the values of these labels.
@@ -111,9 +112,14 @@ class Metric(Generic[SubjectT]):
     read: Callable[[SubjectT], float | Mapping[Any, float | None] | None]
     by: tuple[str, ...] = ()
 
+    @property
+    def kind(self) -> str:
+        """The type of the metric: "counter" or "gauge"."""
+        return "counter" if self.name.endswith("_total") else "gauge"
 
-class Metrics(Generic[SampleT, SubjectT]):
-    """The metrics of a check about one kind of subject: the GPUs, ranks or mounts of a sample, or the sample itself.
+
+class Metrics(Generic[SourceT, SubjectT]):
+    """The metrics about one kind of subject: the GPUs, ranks or mounts of a sample (`source`), or the sample itself.
 
     A subject that is None has no series.
     """
@@ -121,30 +127,34 @@ class Metrics(Generic[SampleT, SubjectT]):
     def __init__(
         self,
         *metrics: Metric[SubjectT],
-        subjects: Callable[[SampleT], Iterable[SubjectT | None]] | None = None,
+        subjects: Callable[[SourceT], Iterable[SubjectT | None]] | None = None,
         labels: Labels = MappingProxyType({}),
     ) -> None:
         self.metrics = metrics
         self.labels = labels
         self._subjects = subjects
 
-    def points(self, sample: SampleT) -> Iterator[Point]:
-        """Yield the value of each metric for each subject that reports it."""
-        subjects: Iterable[Any] = (sample,) if self._subjects is None else self._subjects(sample)
-        for subject in subjects:
-            for metric in self.metrics if subject is not None else ():
-                labels = [(name, value(subject)) for name, value in self.labels.items()]
-                numbers = metric.read(subject)
-                for key, number in numbers.items() if isinstance(numbers, Mapping) else [((), numbers)]:
-                    if number is not None:
-                        further = zip(metric.by, (key,) if isinstance(key, str) else key, strict=True)
-                        yield Point(
-                            name=metric.name,
-                            value=float(number),
-                            help=metric.help,
-                            labels=(*labels, *further),
-                            kind="counter" if metric.name.endswith("_total") else "gauge",
-                        )
+    def read(self, source: SourceT) -> Iterator[tuple[Metric[SubjectT], dict[str, str], float]]:
+        """Yield each metric with its labels and its value, for each subject that reports it."""
+        subjects: Iterable[Any] = (source,) if self._subjects is None else self._subjects(source)
+        for subject in (each for each in subjects if each is not None):
+            labels = {name: value(subject) for name, value in self.labels.items()}
+            for metric in self.metrics:
+                numbers: Any = metric.read(subject)
+                if metric.by:
+                    for key, number in numbers.items():
+                        if number is not None:
+                            further = zip(metric.by, (key,) if isinstance(key, str) else key, strict=True)
+                            yield metric, labels | dict(further), number
+                elif numbers is not None:
+                    yield metric, labels, numbers
+
+    def points(self, source: SourceT) -> Iterator[Point]:
+        """Yield the same as values of a check's result."""
+        for metric, labels, number in self.read(source):
+            yield Point(
+                name=metric.name, value=float(number), help=metric.help, labels=tuple(labels.items()), kind=metric.kind
+            )
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import textwrap
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import click
 
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from hangwatch.state.status import EngineStatus
 
 _COLORS = {"OK": "green", "UNKNOWN": "magenta", "WARNING": "yellow", "CRITICAL": "red"}
+_STYLES = {"CRITICAL": "bold red", "hung": "bold red", "WARNING": "yellow", "stalled": "yellow", "suspected": "yellow"}
+"""The style of a cell that begins with this word."""
 
 
 _LEAST_COLUMNS = 30  # of the last column of a table; fewer would break words
@@ -28,35 +30,39 @@ def _is_too_narrow(rows: Sequence[Sequence[str]]) -> bool:
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], nothing: str) -> None:
-    """Print rows under a header. If there are no rows, print the text `nothing`.
+    """Print rows under a header, see `table_text`."""
+    click.echo(table_text(header, rows, nothing), color=screen.is_colored())
+
+
+def table_text(header: Sequence[str], rows: Sequence[Sequence[str]], nothing: str) -> str:
+    """Return rows under a header as text. If there are no rows, return the text `nothing`.
 
     On a terminal the cells are wrapped, or each is a line on a narrow one. Elsewhere each row is a tab-separated line.
     """
     rows = [[words.printable(" ".join(cell.split())) for cell in row] for row in rows]
     if not rows:
-        click.echo(nothing)
-    elif not sys.stdout.isatty():
-        for row in (header, *rows):
-            click.echo("\t".join(row))
-    elif _is_too_narrow((header, *rows)):
-        for row in rows:
-            cells = [f"{name}: {cell}" for name, cell in zip(header, row, strict=True) if cell]
-            click.echo(
-                "\n".join(textwrap.fill(cell, screen.columns(), subsequent_indent="  ") for cell in cells) + "\n"
-            )
-    else:
-        from rich.console import Console
-        from rich.table import Table
-        from rich.text import Text
+        return nothing
+    if not sys.stdout.isatty():
+        return "\n".join("\t".join(row) for row in (header, *rows))
+    if _is_too_narrow((header, *rows)):
+        named = ([f"{name}: {cell}" for name, cell in zip(header, row, strict=True) if cell] for row in rows)
+        return "\n".join(
+            textwrap.fill(cell, screen.columns(), subsequent_indent="  ") for row in named for cell in (*row, "")
+        )
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
 
-        table = Table(box=None, pad_edge=False)
-        for name in header:
-            table.add_column(name, overflow="fold")
-        for row in rows:
-            table.add_row(*map(Text, row))
-        colors: Literal["auto"] | None = "auto" if screen.is_colored() else None
-        # Both width and height are set: with only one of them, rich uses 80 columns for a dumb terminal.
-        Console(width=screen.columns(), height=1, color_system=colors).print(table)
+    table = Table(box=None, pad_edge=False)
+    for name in header:
+        table.add_column(name, overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(cell, style=_STYLES.get(cell.partition(" ")[0], "")) for cell in row))
+    # Both width and height are set: with only one of them, rich uses 80 columns for a dumb terminal.
+    console = Console(width=screen.columns(), height=1, color_system="standard" if screen.is_colored() else None)
+    with console.capture() as capture:
+        console.print(table)
+    return capture.get().rstrip("\n")
 
 
 def print_checks(rows: Sequence[Sequence[str]]) -> None:

@@ -46,7 +46,7 @@ from hangwatch.state.board import JobEntry, Snapshot
 from hangwatch.state.status import build_status
 from hangwatch.tables.launchers import TABLE
 from hangwatch.tools import commands
-from hangwatch.tools.commands.status_tables import print_status
+from hangwatch.tools.commands.status_tables import status_text
 from hangwatch.words import name_ranks
 from tests import samples
 from tests.commands import (
@@ -373,7 +373,7 @@ def test_status_tells_jobs_of_one_name_apart(capsys: pytest.CaptureFixture[str])
     entries = [JobEntry(job=job, watch=job_watch.begin_watch(job, 5.0, 0.0)) for job in (ours, theirs, other)]
     gpus = (GpuSample(index=0, uuid=ours.gpu_uuids[0]),)
     sweep = GpuSweep(taken_monotonic_seconds=6.0, taken_unix_seconds=1e9, gpus=gpus)
-    print_status(build_status(Snapshot(sweep=sweep, jobs={entry.job.key: entry for entry in entries}), "n1", 7.0))
+    print(status_text(build_status(Snapshot(sweep=sweep, jobs={entry.job.key: entry for entry in entries}), "n1", 7.0)))
     shown = capsys.readouterr().out
     for words in (f"{ours.job_id} {ours.job_key}", f"{ours.job_id} 0123456789abcdef", "uid 2", ours.owner):
         assert words in shown
@@ -389,7 +389,7 @@ def test_status_says_that_no_hang_is_noticed_where_neither_gpu_nor_counter_is_re
         watch = replace(watch, progress=ProgressRecord(progressed_at=6.9, total=1440.4))
     entry, sampler = JobEntry(job=samples.job(range(2), 2), watch=watch), SamplerStatus(alive=is_read)
     ended = replace(entry, watch=replace(job_watch.begin_watch(entry.job, 5.0, 0.0), state=JobState.ENDED))
-    print_status(build_status(Snapshot(sampler=sampler, jobs={"k": entry, "ended": ended}), "n1", 7.0))
+    print(status_text(build_status(Snapshot(sampler=sampler, jobs={"k": entry, "ended": ended}), "n1", 7.0)))
     shown = capsys.readouterr().out
     assert ("detects no hang: use `hangwatch dump" in shown) is not (is_read or is_counted)
     assert ("learning: 1,440 collectives so far" if is_counted else "waiting for the first sign of work") in shown
@@ -420,17 +420,17 @@ def test_status_tells_when_a_job_that_hangs_ends_itself(capsys: pytest.CaptureFi
     entry = JobEntry(job=incident.job, watch=watch, incident=incident)
     seen = build_status(Snapshot(jobs={entry.job.key: entry}), "n1", 7.0)
     assert seen.jobs[0].ends_itself_unix_seconds == fell_quiet + 600
-    print_status(seen)
+    print(status_text(seen))
     (row,) = (
         line for line in capsys.readouterr().out.splitlines() if incident.verdict.message.removesuffix(".") in line
     )
     at = datetime.fromtimestamp(fell_quiet + 600, timezone.utc)
-    assert "\t140 s\t" in row and "\t0/s\t" in row
+    assert "\t2 min 20 s\t" in row and "\t0/s\t" in row
     assert f"; no progress since {datetime.fromtimestamp(fell_quiet, timezone.utc):%H:%M:}" in row
     assert re.search(rf"; {pause}; times out in 7 min (40|39|3\d) s, at {at:%H:%M:%S} UTC", row)
     late = [TimelineEntry(unix_seconds=fell_quiet - 900, state=JobState.QUIET, message="quiet")]
     overdue = replace(entry, incident=replace(incident, timeline=tuple(late)))
-    print_status(build_status(Snapshot(jobs={entry.job.key: overdue}), "n1", 7.0))
+    print(status_text(build_status(Snapshot(jobs={entry.job.key: overdue}), "n1", 7.0)))
     assert "its collective timeout passed at" in capsys.readouterr().out
     over = replace(entry, incident=replace(incident, closed_unix_seconds=fell_quiet + 200))
     assert build_status(Snapshot(jobs={entry.job.key: over}), "n1", 7.0).jobs[0].ends_itself_unix_seconds is None
@@ -439,7 +439,7 @@ def test_status_tells_when_a_job_that_hangs_ends_itself(capsys: pytest.CaptureFi
 def test_status_tells_how_long_ago_a_check_looked(capsys: pytest.CaptureFixture[str]) -> None:
     verdict = CheckVerdict(status=CheckStatus.OK, reason="Absent", message="no training job runs on this node")
     result = CheckResult("environment", verdict, success=True, duration_seconds=0.1, ran_unix_seconds=time.time() - 240)
-    print_status(build_status(Snapshot(checks={"environment": result}), "n1", 7.0))
+    print(status_text(build_status(Snapshot(checks={"environment": result}), "n1", 7.0)))
     assert "environment\tOK\t4 min ago\tno training job runs on this node" in capsys.readouterr().out
 
 

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
-from rich.console import Console
 
 from hangwatch import store
 from hangwatch.collectives.arrival import ArrivalOrder, Place, list_collectives
@@ -37,8 +36,7 @@ from hangwatch.state.hang_history import MOST_HANGS, MOST_HANGS_OF_USER, find_hi
 from hangwatch.state.incident_timeline import update_timeline
 from hangwatch.state.status import build_status
 from hangwatch.state.unseen import list_unseen
-from hangwatch.tools.commands.status_tables import print_status
-from hangwatch.tools.commands.top import LastAnswer, frame
+from hangwatch.tools.commands.status_tables import status_text
 from tests import samples
 from tests.unit.test_waitfor import record as flight_record
 from tests.unit.test_waitfor import recorder
@@ -203,14 +201,11 @@ def test_differences_of_the_named_rank_are_shown() -> None:
     assert shown(record(make_order(differences=said))).differences == said
 
 
-def test_status_and_top_tell_who_is_late(capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_tells_who_is_late() -> None:
     late = "rank 10 is late by 10% of each step"
     for order, count in ((make_order(), 1), (make_order(reason="NoneLate"), 0)):
         seen = status.build_status(record(order), "n1", 10.0)
-        print_status(seen)
-        assert capsys.readouterr().out.count(late) == count
-        Console(width=200).print(frame(LastAnswer(seen), 0.0, 0.0))
-        assert capsys.readouterr().out.count(late) == count
+        assert status_text(seen).count(late) == count
 
 
 def test_place_within_the_step_is_said() -> None:

@@ -190,9 +190,9 @@ def _fold_ends(ends: Iterable[tuple[int, int]]) -> str:
     return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in ends)
 
 
-def count_ranges(ranges: Iterable[range], noun: str = "rank") -> str:
-    """Return the number of values in these ranges with a noun: "5 ranks". Large ranges cost no more than small ones."""
-    return count(sum(numbers.stop - numbers.start for numbers in ranges), noun)
+def count_ranges(ranges: Iterable[range]) -> str:
+    """Return the number of ranks in these ranges: "5 ranks". Large ranges cost no more than small ones."""
+    return count(sum(numbers.stop - numbers.start for numbers in ranges), "rank")
 
 
 def fold_nodes(nodes: Iterable[str]) -> str:

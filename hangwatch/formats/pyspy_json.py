@@ -81,13 +81,6 @@ def fault_of_message(subject: str, message: str) -> Fault:
     return Fault(subject=subject, reason=UNHEARD, detail=detail)
 
 
-def find_words_about_target(message: str) -> str:
-    """Return the words of an error message that are evidence about the dumped process; "" if there are none."""
-    matches = ((complaint.about, complaint.words.search(message)) for complaint in _COMPLAINTS)
-    about, found = next((match for match in matches if match[1]), ("tool", None))
-    return found[0] if found and about == "target" else ""
-
-
 def names_main_thread(text: bytes) -> bool:
     """True if a dump has the name of a main thread. Without it, the dump may show another interpreter of the process.
 

@@ -199,31 +199,6 @@ def packages() -> frozenset[str]:
     return frozenset(package for package in named if package.isidentifier()).union(built_in().packages)
 
 
-class Vocabulary:
-    """The words in the rules and marks of the built-in table: names of functions, or parts of paths."""
-
-    def __init__(self, patterns: Iterable[str]) -> None:
-        words = frozenset(patterns)
-        self.plain = frozenset(word for word in words if WILD.isdisjoint(word))
-        globs = sorted(words - self.plain - {"*", "*.py"}, key=lambda glob: (-len(glob), glob))
-        self._globs = [(re.compile(translate(glob)), glob) for glob in globs if "[" not in glob]
-
-    def find_glob(self, name: str) -> str | None:
-        """Return the longest pattern with `*` or `?` that matches a name; None if no pattern does."""
-        return next((glob for pattern, glob in self._globs if pattern.match(name)), None)
-
-
-@cache
-def load_vocabularies() -> tuple[Vocabulary, Vocabulary]:
-    """Return the names of functions, and the names of folders and files, in the rules and marks of the table."""
-    rows: tuple[_Row, ...] = (*built_in().rules, *built_in().marks)
-    paths = (path for row in rows for path in (*row.files, row.file))
-    return (
-        Vocabulary(name for row in rows for name in row.functions),
-        Vocabulary(part for path in paths for part in path.split("/")),
-    )
-
-
 @cache
 def find_activity(name: str) -> Activity:
     """Return the activity of this name. If only rules of the configuration define it, it waits for nothing."""

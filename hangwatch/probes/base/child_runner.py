@@ -121,7 +121,6 @@ class Runner:
     * `abandoned` holds the abandoned children. Kinds of children that hang for the same cause share it.
     * `keeps_part`: the output until the deadline or size limit is an answer, too. The exit status is ignored, stderr is
       part of the output, and all processes of the child's group are killed.
-    * `waits_for_place`: wait until the deadline while running children hold all places.
     * `most_memory_bytes` limits the data of each child (RLIMIT_DATA). A job owns what the child reads, and could make
       it need any amount of memory.
     """
@@ -134,15 +133,13 @@ class Runner:
         abandoned: AbandonedChildren | None = None,
         starvation: Starvation = NO_EXTRA_TIME,
         keeps_part: bool = False,
-        waits_for_place: bool = True,
         most_memory_bytes: int = MOST_MEMORY_BYTES,
         most_bytes: int = MOST_PRINTED_BYTES,
     ) -> None:
         self.abandoned = abandoned or AbandonedChildren()
         self.most_bytes = most_bytes
         self._tool, self._answer, self._starvation = tool, answer, starvation
-        self._keeps_part, self._waits_for_place = keeps_part, waits_for_place
-        self._most_memory_bytes = most_memory_bytes
+        self._keeps_part, self._most_memory_bytes = keeps_part, most_memory_bytes
 
     def refusal(self, target: ProcessId | None = None) -> Fault | None:
         """Return a fault if an abandoned child for this process still hangs, else None.
@@ -173,7 +170,7 @@ class Runner:
         child is killed at the deadline, or once `stop` is set. Its end is awaited for at most 1 s.
         """
         subject = self._subject(target)
-        if not self.abandoned.begin(share, deadline_seconds if self._waits_for_place else 0.0):
+        if not self.abandoned.begin(share, deadline_seconds):
             detail = (
                 f"too many children ({self._tool}) hang in the kernel and cannot be killed; no further child is started"
             )

@@ -22,10 +22,10 @@ class Credentials(Value, frozen=True):
     start_ticks: int
 
 
-def read_credentials(pid: int, proc_root: Path = procfs.PROC) -> Credentials | None:
+def read_credentials(pid: int) -> Credentials | None:
     """Return the rights of a process. None if it has ended, or if its ids differ, as those of a setuid program do."""
-    raw = pseudo_files.read_start(f"{proc_root}/{pid}/status", _MOST_BYTES)
-    stat = procfs.read_stat(f"{proc_root}/{pid}")
+    raw = pseudo_files.read_start(f"{procfs.PROC}/{pid}/status", _MOST_BYTES)
+    stat = procfs.read_stat(f"{procfs.PROC}/{pid}")
     if not isinstance(raw, bytes) or stat is None:
         return None
     rows = dict(line.split(b":", 1) for line in raw.splitlines() if b":" in line)

@@ -91,6 +91,7 @@ class ProcessDumper(NamedTuple):
         with self._slot(end - now):
             before = main_thread.read_counters(target.pid, proc_root, self.awaited.get(target))
             threads, answer = self._stacks(target, counters.state, end - time.monotonic())
+            threads = rank_records.mark_trainer(threads, recorders)
             dump = self._with_awaited_thread(target, dump, threads)
             after = main_thread.read_counters(target.pid, proc_root, self.awaited.get(target))
         dump = self.connections.add_connections(target.pid, dump, threads)

@@ -27,6 +27,7 @@ class Thread(Value, frozen=True):
 
     `installed_frames` is the number of innermost frames in the standard library or in installed packages; None if
     the source does not show it. `pthread_id` is the thread's pthread_self(3), None if the source does not show it.
+    `trains`: by the flight recorder, no other thread of its process has enqueued a collective.
     """
 
     name: str | None
@@ -37,6 +38,7 @@ class Thread(Value, frozen=True):
     is_main: bool = False
     installed_frames: int | None = None
     pthread_id: int | None = None
+    trains: bool = False
 
 
 class Stack(Value, frozen=True):

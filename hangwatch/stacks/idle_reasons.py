@@ -132,7 +132,8 @@ def find_refused(group: Group) -> list[Member]:
 def _awaits_clients(member: Member) -> bool:
     is_itself = member.waits.server == member.id.pid
     waits = member.waits.server is not None and (is_itself or member.waits.peers == 0)
-    return waits and _is_idle(member) and member.signature in _WAITS_FOR_CLIENTS
+    works = is_itself and any(member.recorder.open_operations)  # in a thread that trains
+    return waits and not works and _is_idle(member) and member.signature in _WAITS_FOR_CLIENTS
 
 
 def _waits_for_turn(group: Group, member: Member) -> bool:

@@ -10,8 +10,9 @@ from hangwatch.stacks.user_code import find_framework_caller, user_frames
 
 _PartT = TypeVar("_PartT", bound=Value)
 _Stack = tuple[tuple[Frame, ...], int | None]
-_Stacks = tuple[tuple[bool, str | None, int | None, tuple[Frame, ...]], ...]
-_Places = tuple[tuple[bool, str | None, int | None, tuple[stack_frames.Place, ...]], ...]
+_Facts = tuple[bool, bool, str | None, int | None]  # is_main, trains, name and installed_frames of a thread
+_Stacks = tuple[tuple[_Facts, tuple[Frame, ...]], ...]
+_Places = tuple[tuple[_Facts, tuple[stack_frames.Place, ...]], ...]
 
 
 class PlaceCache:
@@ -32,14 +33,11 @@ class PlaceCache:
         if not any(thread.frames for thread in dump.threads):
             return None
         stacks = tuple(
-            [(thread.is_main, thread.name, thread.installed_frames, thread.frames) for thread in dump.threads]
+            [((one.is_main, one.trains, one.name, one.installed_frames), one.frames) for one in dump.threads]
         )
         place = self._by_stacks.get(stacks)
         if place is None:
-            places = tuple(
-                (is_main, name, installed_frames, tuple([frame.place for frame in frames]))
-                for is_main, name, installed_frames, frames in stacks
-            )
+            places = tuple((facts, tuple([frame.place for frame in frames])) for facts, frames in stacks)
             place = self._by_places.get(places)
             if place is None:
                 place = self._by_places[places] = find_process_activity(dump.threads, self.table)

@@ -90,15 +90,19 @@ def _context(thread: Thread, table: activity.Table) -> activity.StackActivity | 
 def _find_awaited(main: Thread, workers: Sequence[Thread], table: activity.Table) -> tuple[Thread, ...]:
     """Return the threads that MainThread waits for, one for each place; none if they are not known.
 
-    Its library calls tell which: a row of `awaits_threads`, else a wait for a thread, a queue or a lock, behind which
-    are threads in the program's own code. Of these, a thread that itself waits for another one does not count. If a
-    thread is in a collective, that one decides.
+    It is the thread that trains, whatever MainThread does. Else the library calls of MainThread tell which: a row of
+    `awaits_threads`, else a wait for a thread, a queue or a lock, behind which are threads in the program's own code.
+    Of these, a thread that itself waits for another one does not count. If a thread is in a collective, that one
+    decides.
     """
+    trainers = tuple(
+        thread for thread in workers if thread.trains and table.classify_thread(thread).row.waits_for != "thread"
+    )
     calls = stack_frames.python_frames(library_frames(main))
     doing = table.classify_thread(main).row
     waits = doing.waits_for in ("ranks", "gpu") and doing.work_is_in != "threads"
-    if not calls or waits or not activity_table.is_marked("awaits", *calls[0].place):
-        return ()
+    if trainers or not calls or waits or not activity_table.is_marked("awaits", *calls[0].place):
+        return trainers
     looked_at, rows = workers[:_MOST_THREADS], [row for row in activity_table.awaits_threads() if row.calls(calls)]
     in_program = {id(thread) for thread in looked_at if user_frames(thread)}
     chosen: Sequence[Thread] = ()
@@ -128,7 +132,7 @@ def _decides(thread: Thread, main: Thread, table: activity.Table) -> bool:
     """True if this thread, for which MainThread waits, tells more than MainThread does."""
     is_told = bool(user_frames(thread)) or table.classify_thread(thread).activity != "unknown"
     known = _doing(main, table).row
-    return is_told and (known.work_is_in == "threads" or known.waits_for == "lock")
+    return is_told and (thread.trains or known.work_is_in == "threads" or known.waits_for == "lock")
 
 
 def _find_replacing_threads(

@@ -144,6 +144,12 @@ def training_in_threads() -> None:
     in_thread(lambda: before_reduce(5, {2: prepare_batch}))()
 
 
+def training_beside_a_server() -> None:
+    """Train in a thread, while the main thread waits for clients. Rank 2 blocks in that thread."""
+    threading.Thread(target=before_reduce, args=[5, {2: open_fifo}], daemon=True).start()
+    socket.create_server(("127.0.0.1", 0)).accept()
+
+
 def wait_for_gradients() -> None:
     later().wait()
 

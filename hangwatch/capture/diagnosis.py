@@ -191,12 +191,9 @@ def _representatives(look: Diagnosis) -> list[int]:
 
 def _workers_at_work(look: Diagnosis, pids: Collection[int]) -> dict[int | None, int]:
     """Return {pid of a rank: pid of the worker for which it waits}, for the ranks that are alone in their group."""
-    found: dict[int | None, int] = {}
-    for group in look.grouping.groups:
-        worker = clauses.find_busy_worker(group)
-        if group.size == 1 and group.members[0].id.pid in pids and worker is not None and worker.pid is not None:
-            found[group.members[0].id.pid] = worker.pid
-    return found
+    alone = [group for group in look.grouping.groups if group.size == 1 and group.members[0].id.pid in pids]
+    workers = ((group.members[0].id.pid, clauses.find_busy_worker(group)) for group in alone)
+    return {pid: worker.pid for pid, worker in workers if worker is not None and worker.pid is not None}
 
 
 def _kernel_calls(

@@ -131,9 +131,9 @@ def find_refused(group: Group) -> list[Member]:
 
 def _awaits_clients(member: Member) -> bool:
     is_itself = member.waits.server == member.id.pid
-    waits = member.waits.server is not None and (is_itself or member.waits.peers == 0)
-    works = is_itself and any(member.recorder.open_operations)  # in a thread that trains
-    return waits and not works and _is_idle(member) and member.signature in _WAITS_FOR_CLIENTS
+    is_apart = not any(member.recorder.open_operations) if is_itself else member.waits.peers == 0
+    waits = member.waits.server is not None and is_apart
+    return waits and _is_idle(member) and member.signature in _WAITS_FOR_CLIENTS
 
 
 def _waits_for_turn(group: Group, member: Member) -> bool:

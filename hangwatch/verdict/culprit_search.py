@@ -320,11 +320,10 @@ def _with_odd_gpu(unnamed: Finding) -> Finding | None:
 
     The kernel of that GPU may never have begun.
     """
-    members = unnamed.scene.grouping.members
-    odd = unnamed.scene.odd_gpu
-    if unnamed.kind != "AllWaiting" or odd is None or len(members) < unnamed.scene.grouping.expected_rank_count:
+    grouping, odd = unnamed.scene.grouping, unnamed.scene.odd_gpu
+    if unnamed.kind != "AllWaiting" or odd is None or len(grouping.members) < grouping.expected_rank_count:
         return None
-    suspects = keep_groups(unnamed.scene.grouping.groups, lambda member: member is odd.member)
+    suspects = keep_groups(grouping.groups, lambda member: member is odd.member)
     return unnamed._replace(suspects=tuple(suspects), odd_gpu=odd)
 
 

@@ -39,13 +39,12 @@ def where_to_look(grouping: Grouping) -> str:
 
 def _blocked_calls(grouping: Grouping, groups: Sequence[Group]) -> list[str]:
     """Describe the call of one rank of each group, if more than the name of the call was read."""
-    found = []
-    for group in groups:
-        member = next((one for one in group.members if one.kernel.tells_object), None)
-        if member is not None:
-            others = "" if group.size == 1 else f", like {words.count(group.size - 1, 'other rank')} at that place,"
-            found.append(_blocked_call(member, grouping, others))
-    return found[:_MOST_SENTENCES]
+    told = ([member for member in group.members if member.kernel.tells_object] for group in groups)
+    firsts = [(group.size - 1, members[0]) for group, members in zip(groups, told, strict=True) if members]
+    return [
+        _blocked_call(member, grouping, f", like {words.count(others, 'other rank')} at that place," if others else "")
+        for others, member in firsts[:_MOST_SENTENCES]
+    ]
 
 
 def _blocked_call(member: Member, grouping: Grouping, others: str = "") -> str:

@@ -64,7 +64,7 @@ _DEPLOY = "alertmanager container fleet_rule grafana rules runbooks systemd"
 _INTEGRATION = """
 arrivals chain demo_node engines fork_bomb frameworks hostile_environ hostile_input hung_before launch_ways
 memory_limit nodes_in_namespaces nodes_over_slurm nodes_over_ssh page perfetto plain_rule progress_daemon real_hangs
-report_on_a_phone requeue_of_hung_job requeue_over_slurm secrets_in_exceptions silent_mount slow_nodes socket_floods
+report_on_a_phone requeue_of_hung_job requeue_over_slurm secrets_in_exceptions silent_mount socket_floods
 titles waiting_launcher
 """
 MACHINES = frozenset(

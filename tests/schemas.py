@@ -15,14 +15,12 @@ from hangwatch.report.event import HangEvent
 from hangwatch.state.status import Status
 from hangwatch.tools.commands.check_nodes import NodesCheck
 from hangwatch.tools.commands.selftest import Answer as SelfTest
-from hangwatch.tools.commands.slow_nodes import SlowNodes
 
 DOCS = Path(__file__).parents[1] / "docs"
 FORMS: dict[str, type] = {
     "answer": Answer,
     "check": JsonReport,
     "check_nodes": NodesCheck,
-    "slow_nodes": SlowNodes,
     "dump": Dump,
     "event": HangEvent,
     "grouped": GroupedDump,

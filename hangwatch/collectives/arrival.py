@@ -160,7 +160,7 @@ def add_reading(window: Window, by_rank: Mapping[ProcessId, Iterable[Enqueued]],
     first_places = sorted(rows, key=lambda place: place.position)[:MOST_PLACES]
     new = {place: _make_samples(ranks_at[place], rows[place][-MOST_ROWS:]) for place in first_places}
     readings = (*window.readings, new) if new else window.readings
-    while len(readings) > 1 and (len(readings) > MOST_READINGS or _is_enough(readings[1:], seconds, FEWEST_RECORDS)):
+    while len(readings) > 1 and (len(readings) > MOST_READINGS or _is_enough(readings[1:], seconds)):
         readings = readings[1:]
     return Window(readings, last_used)
 
@@ -205,14 +205,14 @@ def _behind_others(times: Sequence[int]) -> list[float]:
     return [(time - (below if time <= first else between if time <= second else above)) / 1e9 for time in times]
 
 
-def _is_enough(readings: Sequence[Mapping[Place, PlaceSamples]], seconds: float, fewest: int) -> bool:
+def _is_enough(readings: Sequence[Mapping[Place, PlaceSamples]], seconds: float) -> bool:
     counts = Counter[Place]()
     for reading in readings:
         for place, samples in reading.items():
             counts[place] += len(samples.times)
     place, count = max(counts.items(), key=lambda item: item[1])
     at_place = [reading[place].times for reading in readings if place in reading]
-    return count >= fewest and at_place[-1][-1] - at_place[0][0] >= seconds
+    return count >= FEWEST_RECORDS and at_place[-1][-1] - at_place[0][0] >= seconds
 
 
 class _Standing(NamedTuple):
@@ -230,18 +230,17 @@ class _Standing(NamedTuple):
         return self.medians[rank] / self.step_seconds
 
 
-def judge(window: Window, seconds: float, fewest: int = FEWEST_RECORDS) -> ArrivalOrder:
+def judge(window: Window, seconds: float) -> ArrivalOrder:
     """Return the arrival order of a job, and name a rank if the records of `seconds` prove that it is late.
 
-    `fewest` is the number of records that are enough at one place, at least 36 for the bounds of a median. A rank is
-    named if its median lateness is 3 % of the step, 6 standard errors above that of the next rank, and 1.5 %
+    A rank is named if its median lateness is 3 % of the step, 6 standard errors above that of the next rank, and 1.5 %
     in both halves of the time. A rank that is late in only one of its groups, or only at places that most ranks do not
     have, is late by role and not named.
     """
     places = _merge(window.readings)
     if not places:
         return ArrivalOrder(reason="NoRecords")
-    enough = {place: samples for place, samples in places.items() if _is_enough([{place: samples}], seconds, fewest)}
+    enough = {place: samples for place, samples in places.items() if _is_enough([{place: samples}], seconds)}
     if not enough:
         place, samples = max(places.items(), key=lambda item: len(item[1].times))
         return ArrivalOrder(

@@ -132,11 +132,11 @@ def _describe_earlier_hangs(history: History) -> Iterator[Evidence]:
     same = [one for one in history.since(7 * DAY_SECONDS) if one.fingerprint == history.fingerprint != ""]
     if same:
         times = words.count(len(same), "time")
-        message = f"blocked at the same place {times} in the last 7 days: {describe_hangs(same)}"
+        message = f"blocked at the same place {times} in the last 7 days: {_describe_hangs(same)}"
         yield Evidence(kind="history", message=message)
 
 
-def describe_hangs(hangs: Iterable[PastHang]) -> str:
+def _describe_hangs(hangs: Iterable[PastHang]) -> str:
     """Return the nodes of some hangs as text: "gpu-07 (2 times), gpu-11 (1 time)"."""
     by_node = Counter(hang.node for hang in hangs).most_common(_MOST_NODES)
     return ", ".join(f"{words.printable(node)} ({words.count(number, 'time')})" for node, number in by_node)

@@ -158,7 +158,10 @@ def test_late_rank_is_shown_with_its_table() -> None:
     ("shown", "text"),
     [
         (job("j", TRAINS, arrival=LEVEL), "No rank is late."),
-        (job("j", TRAINS, ranks=1), "it has only one rank here; compare its nodes: hangwatch slow --nodes NODES"),
+        (
+            job("j", TRAINS, ranks=1),
+            "it has only one rank here; slow GPUs of all nodes: hangwatch check gpu_speed --nodes NODES",
+        ),
         (
             job("h", JobState.HUNG, arrival=LEVEL, progress_gap_seconds=300.0),
             "no new collectives for 5 min 00 s (hung): `hangwatch status` shows why, `hangwatch dump --job h`",

@@ -4,7 +4,7 @@ import os
 import pwd
 import sys
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -19,7 +19,7 @@ from hangwatch.cli.text_tables import print_table
 from hangwatch.cli.usage_errors import InputError
 from hangwatch.formats import incident_file
 from hangwatch.formats.incident_file import StoreError, Summary
-from hangwatch.model import Feedback, Incident, PastHang
+from hangwatch.model import Feedback, Incident
 from hangwatch.report import html, text
 from hangwatch.tools.commands.output_files import write_page
 
@@ -193,21 +193,13 @@ def _file_of(path: Path) -> Path | None:
 @click.argument("wanted", metavar="[JOB]", required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, see docs/json.md.")
 @click.option("-l", "--full", is_flag=True, help="On a terminal, show each verdict in full instead of one line.")
-@click.option(
-    "--like",
-    metavar="INCIDENT",
-    help="Only incidents at the same place as this one: equal functions and files in the stacks.",
-)
 @config_option
-def incidents(*, wanted: str | None, as_json: bool, full: bool, like: str | None, config_path: Path | None) -> int:
+def incidents(*, wanted: str | None, as_json: bool, full: bool, config_path: Path | None) -> int:
     """List the incidents that this node keeps, newest first.
 
     With JOB, the id, key or name of a job, list only its incidents.
     """
     sources = _Sources(config_path)
-    if like is not None:
-        _list_similar(like, sources, as_json=as_json)
-        return 0
     summaries = tuple(
         summary
         for summary in sources.summaries()
@@ -247,48 +239,6 @@ def _print_list(summaries: Sequence[Summary], sources: _Sources, wanted: str | N
             else f"{wanted}: no incident of such a job; `hangwatch incidents` lists all"
         )
         print_table(("incident", "job", "state", "verdict"), rows, "" if rows else none)
-
-
-def _list_similar(like: str, sources: _Sources, *, as_json: bool) -> None:
-    """List the incidents with the fingerprint of the incident `like`. Raises StoreError, BusyError and InputError."""
-    incident, _ = _incident(Path(like), None, sources) or (None, None)
-    if incident is None:
-        raise InputError(sources.none_found())
-    _print_similar(incident, _find_similar(incident, sources.summaries()), as_json=as_json)
-
-
-def _find_similar(incident: Incident, summaries: Iterable[Summary]) -> list[Summary]:
-    """Return the incidents with the fingerprint of `incident`, newest first. Raises InputError if it has none."""
-    mark = incident.verdict.fingerprint
-    if not mark:
-        raise InputError(
-            f"{incident.incident_id}: has no fingerprint, because it has no stack\n"
-            "  `hangwatch incidents JOB` lists the incidents of a job"
-        )
-    alike = [one for one in summaries if one.fingerprint == mark and not one.problem]
-    return sorted(alike, key=lambda one: -one.opened_unix_seconds)
-
-
-def _print_similar(incident: Incident, similar: Sequence[Summary], *, as_json: bool) -> None:
-    """Print the similar incidents, and the recommended action with the knowledge of all of them."""
-    from hangwatch.verdict.recommendation import History, describe_hangs, with_action
-    from hangwatch.verdict.wording.next_steps import describe_action
-
-    if as_json:
-        click.echo(msgspec.json.encode(incident_file.Incidents(schema_version=1, incidents=tuple(similar))))
-        return
-    rows = [
-        (words.utc(each.opened_unix_seconds), each.node, each.folder, each.job_id, f"{each.verdict}: {each.message}")
-        for each in similar
-    ]
-    print_table(("opened", "node", "incident", "job", "verdict"), rows, "no other incident has its fingerprint")
-    opened = incident.opened_unix_seconds
-    earlier = [PastHang.copy_from(each) for each in similar if each.has_hung and each.opened_unix_seconds < opened]
-    if earlier:
-        click.echo(f"\nit hung at this place before: {describe_hangs(earlier)}")
-        history = History(earlier, incident.node, incident.job.uid, unix_seconds=opened)
-        verdict = with_action(incident.verdict, incident.grouping, history)
-        click.echo(f"recommended action: {describe_action(verdict.action)}")
 
 
 def _on_terminal(folder: str, job: str, state: str, verdict: str, *, full: bool) -> list[str]:

@@ -2,14 +2,12 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import click
 
 from hangwatch import words
 from hangwatch.cli.config_choice import settings_from
 from hangwatch.cli.options import config_option, url_option
-from hangwatch.cli.reach import nodes_options, parse_reach
 from hangwatch.cli.text_tables import print_table
 from hangwatch.cli.usage_errors import InputError
 from hangwatch.model import JobState
@@ -27,35 +25,12 @@ GPU_CHECK = "gpu_speed"  # a slow GPU does not show in the times of collectives
 @click.option(
     "--json", "as_json", is_flag=True, help="Print the JSON of /status with only these jobs, see docs/json.md."
 )
-@click.option("--records", is_flag=True, hidden=True, help="Print the newest collectives of this node, for --nodes.")
-@nodes_options
-def slow(
-    *,
-    config_path: Path | None,
-    wanted: str | None,
-    url: str | None,
-    as_json: bool,
-    records: bool,
-    **reaching: Any,
-) -> int:
+def slow(config_path: Path | None, wanted: str | None, url: str | None, as_json: bool) -> int:
     """Show which rank of a job is late in each step, by at least 3 % of it, as PyTorch's flight recorders show.
 
-    --nodes and --jobid find the node with ranks that are all late.
-
-    Exits 0 if a rank or node is named, else 1.
+    Exits 0 if a rank is named, else 1.
     """
-    if (reach := parse_reach(reaching)) is not None:
-        if config_path or url or records:
-            raise click.UsageError("--nodes and --jobid need no daemon: give only --job and --json with them")
-        from hangwatch.tools.commands.slow_nodes import slow_nodes
-
-        return slow_nodes(reach, wanted, as_json_form=as_json)
     settings, source = settings_from(config_path)
-    if records:
-        from hangwatch.tools.commands.slow_nodes import print_records
-
-        print_records(wanted, settings.jobs)
-        return 0
     answer = fetch_status(settings, source, url)
     seen = decode_status(answer)
     jobs = _choose(wanted, seen.jobs)
@@ -110,7 +85,7 @@ def _describe(job: JobStatus, unseen: tuple[Unseen, ...]) -> str:
     if job.arrival is not None and (job.arrival.ranks or job.state is not JobState.ENDED):
         return job.arrival.message
     if job.ranks < 2:
-        return "it has only one rank here; compare its nodes: hangwatch slow --nodes NODES"
+        return "it has only one rank here; slow GPUs of all nodes: hangwatch check gpu_speed --nodes NODES"
     reasons = (str(each) for each in unseen if each.job.job_key == job.job_key and each.source == RECORDER)
     return f"not known: {next(reasons, 'it has ended' if job.state is JobState.ENDED else 'compared once a minute')}"
 

@@ -56,11 +56,7 @@ _CHECKS = Metrics[View, _CheckView](
     Metric("check_success", "1 if the check ran without an internal error", attrgetter("result.success")),
     Metric("check_duration_seconds", "Duration of the last run", attrgetter("result.duration_seconds")),
     Metric("check_last_run_timestamp_seconds", "Time of the last run", attrgetter("result.ran_unix_seconds")),
-    Metric(
-        "check_faults",
-        "Readings that the check needed but could not get",
-        lambda each: len(each.result.faults),
-    ),
+    Metric("check_faults", "Readings that the check needed but could not get", lambda each: len(each.result.faults)),
     subjects=lambda view: starmap(_CheckView, view.snapshot.checks.items()),
     labels={"check": attrgetter("name")},
 )

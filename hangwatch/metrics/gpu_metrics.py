@@ -63,24 +63,12 @@ METRICS = (
             "GPU sampler processes that could not be killed",
             lambda view: view.snapshot.sampler.abandoned,
         ),
-        Metric(
-            "gpu_sample_age_seconds",
-            "Age of the newest GPU sample",
-            _find_age,
-        ),
+        Metric("gpu_sample_age_seconds", "Age of the newest GPU sample", _find_age),
     ),
     Metrics[View, GpuSweep](
+        Metric("gpu_up", "1 while the driver returns readings of this GPU", _find_read, by=("gpu",)),
         Metric(
-            "gpu_up",
-            "1 while the driver returns readings of this GPU",
-            _find_read,
-            by=("gpu",),
-        ),
-        Metric(
-            "gpu_faults",
-            "Readings that failed in the newest sample, by reason",
-            _count_faults,
-            by=("gpu", "reason"),
+            "gpu_faults", "Readings that failed in the newest sample, by reason", _count_faults, by=("gpu", "reason")
         ),
         subjects=lambda view: [view.snapshot.sweep],
     ),

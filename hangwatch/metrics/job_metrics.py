@@ -194,12 +194,7 @@ METRICS: tuple[Metrics[View, Any], ...] = (
             lambda each: {each.entry.watch.state.value: each.view.snapshot.pages(each.entry)},
             by=("state",),
         ),
-        Metric(
-            "job_gpu_info",
-            "The GPUs that each rank uses",
-            _list_gpus,
-            by=("gpu", "uuid", "rank", "local_rank"),
-        ),
+        Metric("job_gpu_info", "The GPUs that each rank uses", _list_gpus, by=("gpu", "uuid", "rank", "local_rank")),
         subjects=list_jobs,
         labels=JOB,
     ),
@@ -210,11 +205,7 @@ METRICS: tuple[Metrics[View, Any], ...] = (
             _find_idle_seconds,
             by=("rank",),
         ),
-        Metric(
-            "job_progress_gap_seconds",
-            "Time since the ranks of the job enqueued a collective",
-            _find_gap_seconds,
-        ),
+        Metric("job_progress_gap_seconds", "Time since the ranks of the job enqueued a collective", _find_gap_seconds),
         Metric(
             "job_usual_gap_seconds",
             "Length that 99 % of the job's gaps between collectives do not exceed",

@@ -293,15 +293,10 @@ class Log:
             self.failures.remove(own_failures[-1])
         text = remove_time(text, moment)
         self._steps = {without_numbers(line) for line in self._before_failure if _PATTERNS["step"].match(line)}
-        self.failures.append(
-            Failure(
-                text=mask_and_cut(text),
-                where=where,
-                moment=moment,
-                number=number,
-                of_others=is_of_others(text),
-            )
-        )
+        of_others = is_of_others(text) or (
+            text.endswith(": Killed") and any("CANCELLED AT" in failure.text for failure in own_failures)
+        )  # Slurm kills the tasks of a cancelled step
+        self.failures.append(Failure(mask_and_cut(text), where, moment, number, of_others))
 
 
 def latest(lines: Sequence[Line]) -> Line | None:

@@ -13,6 +13,7 @@ from hangwatch.model import RankId
 from hangwatch.model.keyed_lists import list_by_key
 
 FEWEST_SEEN = 3
+_GAVE_NO_ID = "did not give the others the id of their communicator of NCCL"  # absent_ranks.toml
 
 
 class RankWork(NamedTuple):
@@ -77,7 +78,7 @@ def _compare_barriers(works: Sequence[RankWork], ranks: Collection[int]) -> Iter
     absent = list_by_key(
         ((line.operation, rank if is_within_group(rank, line) else None), number)
         for rank, _, (line, *_) in works
-        if line.kind == "absent"
+        if line.kind == "absent" and (line.operation != _GAVE_NO_ID or line.writer in (None, *ranks))
         for number in ({*ranks} - {*line.ranks} if line.completed else line.ranks)
     )
     texts = list_by_key({(line.operation, line.name) for _, _, (line, *_) in works if line.kind == "absent"})

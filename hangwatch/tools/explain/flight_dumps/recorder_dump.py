@@ -150,7 +150,14 @@ def parse(content: bytes) -> FlightDump:
         newest_unix_seconds=newest / 1e9,
         world_size=world[0].last + 1 if len(world) == 1 and world[0].ranks == range(world[0].last + 1) else None,
         possible_ranks=_find_possible_ranks(by_library.get("nccl", ()), members),
-        last=_describe_last(record, rows[-1]) if rows else None,
+        last=LastEnqueued(
+            operation=record.operation.rpartition(":")[2],
+            number=record.collective_seq,
+            group_description=record.group_description,
+            frame=_find_user_frame(rows[-1].get("frames", ())),
+        )
+        if rows
+        else None,
     )
 
 
@@ -329,15 +336,6 @@ def _find_possible_ranks(
             ranks = [ranks[int(peers.group(1))]]
         possible = set(ranks) if possible is None else possible & set(ranks)
     return None if possible is None else find_progressions(sorted(possible))
-
-
-def _describe_last(record: FlightRecord, row: Mapping[object, object]) -> LastEnqueued:
-    return LastEnqueued(
-        operation=record.operation.rpartition(":")[2],
-        number=record.collective_seq,
-        group_description=record.group_description,
-        frame=_find_user_frame(row.get("frames", ())),
-    )
 
 
 def _find_user_frame(frames: object) -> Frame | None:

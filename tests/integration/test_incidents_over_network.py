@@ -371,3 +371,14 @@ def test_the_list_of_a_store_that_cannot_be_read_is_empty(tmp_path: Path, pki: P
     with secured(Store(tmp_path), USERS, pki) as port:
         status, body = get(port, "/incidents", **basic())
         assert (status, json.loads(body)["incidents"]) == (200, [])
+
+
+def test_status_at_a_port_with_credentials_says_what_to_type(kept: Store, pki: Path, tmp_path: Path) -> None:
+    path = tmp_path / "hangwatch.toml"
+    for text, says in ((USERS, "requires credentials: run this command on its node"), (TLS, "does not respond at")):
+        with secured(kept, text, pki) as port:
+            path.write_text(f'[http]\nlisten = "127.0.0.1"\nport = {port}\n[socket]\npath = "{tmp_path}/none"\n')
+            refused("status", "--url", f"http://127.0.0.1:{port}", says=says)
+            refused(
+                "status", "--config", str(path), says="nor over the user socket: the socket of the daemon is missing"
+            )

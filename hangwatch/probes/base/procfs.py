@@ -158,14 +158,6 @@ def read_tracer(pid: int, proc_root: Path | str = PROC) -> int | None:
     return int(number) or None if number.isdigit() else None
 
 
-def read_cgroups(proc_root: Path = PROC) -> Iterator[tuple[int, tuple[str, ...]]]:
-    """Yield the pid of every process, with the distinct paths of its control groups."""
-    for pid in map(int, list_pids(str(proc_root))):
-        raw = read_start(f"{proc_root}/{pid}/cgroup", PAGE_BYTES)
-        if isinstance(raw, bytes):
-            yield pid, paths_of_cgroups(raw)
-
-
 def read_inner_pid(pid: int, proc_root: Path = PROC) -> int:
     """Return the pid of a process in its own PID namespace: the last NSpid in /proc/PID/status, else `pid`."""
     return int(next(reversed(_read_status(pid, proc_root, b"NSpid:")), pid))

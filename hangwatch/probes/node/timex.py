@@ -23,11 +23,6 @@ class Timex(Value, frozen=True):
     estimated_error_seconds: float
     maximum_error_seconds: float
 
-    @property
-    def largest_error_seconds(self) -> float | None:
-        """The largest possible difference from true time; None if no daemon synchronizes the clock by the kernel."""
-        return self.maximum_error_seconds + abs(self.offset_seconds) if self.synchronized else None
-
 
 class _TimexStruct(ctypes.Structure):
     """The struct timex of <sys/timex.h> on 64-bit systems."""

@@ -11,7 +11,7 @@ from typing import NamedTuple, TypeAlias
 
 from msgspec.structs import replace
 
-from hangwatch.model import CollectiveProgress, Group, Member, Motion, Signature
+from hangwatch.model import CollectiveProgress, Grouping, Member, Motion, Signature
 from hangwatch.model.flight_records import COUNTING_THREADS, FlightRecord, Library, RankRecords
 from hangwatch.model.keyed_lists import list_by_key
 
@@ -149,19 +149,15 @@ def _is_held(member: Member) -> bool:
     return member.signature in _CANNOT_PROGRESS or (member.kernel.is_held_outside and not has_returned)
 
 
-def with_motion_of_job(groups: Sequence[Group]) -> list[Group]:
+def with_motion_of_job(grouping: Grouping) -> Grouping:
     """Return the groups with the motion of each rank as the collectives of all ranks show it.
 
     All ranks move if each completed a collective. While no rank is overdue, none is known to stand still.
     """
-    members = [member for group in groups for member in group.members]
-    if find_completed(members) is not None:
-        return [_with_motion(group, frozenset(Motion), Motion.MOVING) for group in groups]
-    if find_pause(members) is not None:
-        return [_with_motion(group, frozenset({Motion.FROZEN}), Motion.UNKNOWN) for group in groups]
-    return list(groups)
-
-
-def _with_motion(group: Group, before: Collection[Motion], motion: Motion) -> Group:
-    members = (replace(member, motion=motion) if member.motion in before else member for member in group.members)
-    return replace(group, members=tuple(members))
+    if find_completed(grouping.members) is not None:
+        return grouping.change_members(lambda _, member: replace(member, motion=Motion.MOVING))
+    if find_pause(grouping.members) is not None:
+        return grouping.change_members(
+            lambda _, member: replace(member, motion=Motion.UNKNOWN) if member.motion is Motion.FROZEN else member
+        )
+    return grouping

@@ -116,11 +116,8 @@ def merge_groups(groups: Iterable[Group], world_size: int | None, notes: Iterabl
             fresh.sort(key=lambda member: member.id.sort_key())
             merged.append(structs.replace(parts[0], members=tuple(fresh)))
     merged.sort(key=lambda group: (-group.size, group.members[0].id.sort_key(), group.key))
-    return Grouping(
-        groups=tuple(completed_collectives.with_motion_of_job(merged)),
-        world_size=world_size,
-        notes=tuple(sorted(set(notes))),
-    )
+    grouping = Grouping(groups=tuple(merged), world_size=world_size, notes=tuple(sorted(set(notes))))
+    return completed_collectives.with_motion_of_job(grouping)
 
 
 class _Rank(NamedTuple):

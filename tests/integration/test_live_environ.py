@@ -12,9 +12,11 @@ import pytest
 from msgspec.structs import replace
 
 from hangwatch import config
-from hangwatch.model import Fault, JobState, ProcessId
-from hangwatch.probes.process import process_details
-from hangwatch.probes.process.live_environ import LiveEnvironments, Place
+from hangwatch.model import JobState, ProcessId
+from hangwatch.probes.process import process_details, process_memory
+from hangwatch.probes.process.environment import Environment
+from hangwatch.probes.process.live_environ import MOST_SECONDS, LiveEnvironments, Place, read_environ
+from hangwatch.probes.process.memory_image import UnreadableError
 from hangwatch.report import html, text
 from hangwatch.stacks import activity
 from tests.commands import spawn
@@ -71,23 +73,16 @@ time.sleep(600)
 """
 
 
-def read(pid: int, live: LiveEnvironments | None = None) -> dict[str, str] | Fault:
-    live, process = live or LiveEnvironments(), identity(pid)
+def find_symbol(live: LiveEnvironments, process: ProcessId) -> Place | None:
     modules = live.find_modules(process)
-    place = modules if isinstance(modules, Fault) else live.find_place(process, modules, "uid 0")
-    answer = live.read(process, place, WANTED) if isinstance(place, Place) else place
-    return answer if isinstance(answer, Fault) else answer[1].variables
+    assert modules is not None
+    return live.find_place(process, modules, "uid 0")
 
 
-def find_place(live: LiveEnvironments, process: ProcessId) -> Place:
-    """Return the place of an environment as it was read."""
-    modules = live.find_modules(process)
-    assert not isinstance(modules, Fault)
-    place = live.find_place(process, modules, "uid 0")
-    assert isinstance(place, Place)
-    answer = live.read(process, place, WANTED)
-    assert isinstance(answer, tuple)
-    return answer[0]
+def read(live: LiveEnvironments, process: ProcessId) -> tuple[Place, Environment] | None:
+    place = find_symbol(live, process)
+    assert place is not None
+    return live.read(process, place, WANTED)
 
 
 @pytest.mark.parametrize("python", [sys.executable, "/usr/bin/python3"])
@@ -97,8 +92,8 @@ def test_rank_set_after_the_start_is_read_in_dyn_and_exec_programs(python: str, 
     with spawn(python, "-c", f"folder = {str(tmp_path)!r}{CHANGES}") as child:
         wait_for((tmp_path / "ready").exists, "the changes")
         assert b"RANK=3" not in Path(f"/proc/{child.pid}/environ").read_bytes().split(b"\0")
-        answer = read(child.pid)
-        assert isinstance(answer, dict) and answer["RANK"] == "3"
+        answer = read(LiveEnvironments(), identity(child.pid))
+        assert answer is not None and answer[1].variables["RANK"] == "3"
 
 
 def test_environment_that_changes_all_the_time_is_never_read_wrong(tmp_path: Path) -> None:
@@ -106,12 +101,10 @@ def test_environment_that_changes_all_the_time_is_never_read_wrong(tmp_path: Pat
     live, turns = LiveEnvironments(), [-1]
     with targets.python(ALTERNATING, tmp_path) as pid:
         while len(turns) <= 100:
-            answer = read(pid, live)
-            if isinstance(answer, Fault):
-                assert answer.reason in ("ChangedWhileRead", "NoAnswer")
-                continue
-            assert answer["RANK"] == "3"
-            turns.append(int(answer["TURN"]))
+            answer = read(live, identity(pid))
+            if answer is not None:
+                assert answer[1].variables["RANK"] == "3"
+                turns.append(int(answer[1].variables["TURN"]))
     assert turns == sorted(turns)
 
 
@@ -124,23 +117,24 @@ def test_one_question_shows_which_of_many_environments_have_changed(tmp_path: Pa
     live = LiveEnvironments()
     with targets.python(code, folders[0]) as same, targets.python(code, folders[1]) as changed:
         with targets.python(code, folders[2]) as ended:
-            places = {process: find_place(live, process) for process in map(identity, (same, changed, ended))}
-            assert live.find_unchanged(places) == places.keys()
+            answers = {process: read(live, process) for process in map(identity, (same, changed, ended))}
+            places = {process: answer[0] for process, answer in answers.items() if answer is not None}
+            assert live.find_unchanged(places) == answers.keys()
         (folders[1] / "fifo").write_text("go")
         wait_for((folders[1] / "done").exists, "the change")
         assert {process.pid for process in live.find_unchanged(places)} == {same}
 
 
 @pytest.mark.parametrize("kind", ["endless", "unmapped", "beyond", "device"])
-def test_hostile_environment_is_a_fault_and_costs_little(kind: str, tmp_path: Path) -> None:
+def test_hostile_environment_is_not_read_and_costs_little(kind: str, tmp_path: Path) -> None:
     with targets.python(f"kind = {kind!r}{HOSTILE}", tmp_path) as pid:
-        read(pid)  # starts the reading child
-        with within_cpu_seconds(0.05):
-            answer = read(pid)
-    assert isinstance(answer, Fault) and answer.reason in ("TooLarge", "UnknownLayout"), answer
+        place = find_symbol(LiveEnvironments(), identity(pid))  # starts the reading child
+        assert place is not None
+        with within_cpu_seconds(0.05), pytest.raises(UnreadableError, match=r"^(TooLarge|UnknownLayout): "):
+            read_environ(process_memory.reader(Path(f"/proc/{pid}/mem"), MOST_SECONDS), place, WANTED)
 
 
-def test_static_program_is_a_fault(tmp_path: Path) -> None:
+def test_static_program_has_no_place(tmp_path: Path) -> None:
     compiler = shutil.which("cc")
     if compiler is None:
         pytest.skip("no compiler")
@@ -150,16 +144,14 @@ def test_static_program_is_a_fault(tmp_path: Path) -> None:
         pytest.skip("no static C library")
     with spawn(tmp_path / "static") as child:
         targets.wait_for_state(child.pid, "S")
-        answer = read(child.pid)
-    assert isinstance(answer, Fault) and answer.reason == "NoSymbol"
+        assert find_symbol(LiveEnvironments(), identity(child.pid)) is None
 
 
-def test_process_that_has_ended_is_a_fault() -> None:
+def test_process_that_has_ended_has_no_modules() -> None:
     child = subprocess.Popen(["true"])
     process = ProcessId(pid=child.pid, start_ticks=0)
     child.wait()
-    answer = LiveEnvironments().find_modules(process)
-    assert isinstance(answer, Fault) and answer.reason == "ProcessGone"
+    assert LiveEnvironments().find_modules(process) is None
 
 
 BUSY = """

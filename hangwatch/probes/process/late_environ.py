@@ -13,7 +13,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from hangwatch.model import Fault, Process
+from hangwatch.model import Process
 from hangwatch.probes.base.growing_pause import GrowingPause
 from hangwatch.probes.base.owner_turns import order_by_turns
 from hangwatch.probes.base.procfs import FRAMEWORK_MAPPED_BYTES, PROC, read_mapped_bytes
@@ -77,11 +77,11 @@ class LateEnvironments:
         process = candidate.source.id
         if candidate.place is None:
             place = self._live.find_place(process, candidate.modules, owner) if candidate.modules else None
-            if not isinstance(place, Place):
+            if place is None:
                 return
             candidate.place = place
         answer = self._live.read(process, candidate.place, launchers.VARIABLES, launchers.SHOWN)
-        if isinstance(answer, tuple):
+        if answer is not None:
             candidate.place, environment = answer
             candidate.set_variables(environment.variables)
 
@@ -97,8 +97,7 @@ class LateEnvironments:
         if not is_worker and mapped_bytes < FRAMEWORK_MAPPED_BYTES:
             return False
         if candidate.modules is None or mapped_bytes > candidate.mapped_bytes:
-            modules = self._live.find_modules(process.id)
-            candidate.modules = candidate.modules if isinstance(modules, Fault) else modules
+            candidate.modules = self._live.find_modules(process.id) or candidate.modules
             candidate.mapped_bytes = mapped_bytes
         return candidate.modules is not None and (is_worker or bool(candidate.modules.libraries))
 

@@ -9,6 +9,7 @@ read in the memory of the process, so a container makes no difference. Nothing i
 forge everything, as in its initial environment.
 """
 
+import contextlib
 import re
 import struct
 from collections.abc import Container, Mapping, Sequence
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hangwatch import words
-from hangwatch.model import Fault, ProcessId
+from hangwatch.model import ProcessId
 from hangwatch.probes.base import procfs
 from hangwatch.probes.base.pseudo_files import PAGE_BYTES
 from hangwatch.probes.process import environment, process_memory
@@ -82,15 +83,13 @@ class LiveEnvironments:
         self._proc_root = proc_root
         self._offsets: dict[tuple[str, bytes, bytes, str], int | None] = {}
 
-    def find_modules(self, process: ProcessId) -> Modules | Fault:
-        """Read /proc/PID/maps, see proc_pid_maps(5)."""
+    def find_modules(self, process: ProcessId) -> Modules | None:
+        """Read /proc/PID/maps, see proc_pid_maps(5). Return None if it cannot be read."""
         try:
             program = bytes((self._proc_root / str(process.pid) / "exe").readlink())
             (maps,) = self._reader(process, "maps")([(0, MOST_MAPS_BYTES)])
-        except OSError as error:
-            return UnreadableError("ProcessGone", str(error)).fault(process)
-        except UnreadableError as error:
-            return error.fault(process)
+        except (OSError, UnreadableError):
+            return None
         return parse_maps(maps, program)
 
     def find_libraries(self, process: ProcessId) -> tuple[str, ...] | None:
@@ -98,12 +97,12 @@ class LiveEnvironments:
         if procfs.read_mapped_bytes(process.pid, self._proc_root) < procfs.FRAMEWORK_MAPPED_BYTES:
             return ()
         modules = self.find_modules(process)
-        return None if isinstance(modules, Fault) else modules.libraries
+        return None if modules is None else modules.libraries
 
-    def find_place(self, process: ProcessId, modules: Modules, owner: str) -> Place | Fault:
-        """Return the place of `environ`. A static program has none, which is a fault."""
+    def find_place(self, process: ProcessId, modules: Modules, owner: str) -> Place | None:
+        """Return the place of `environ`; None if it cannot be read. A static program has none."""
         image = Image(self._reader(process, "mem"))
-        try:
+        with contextlib.suppress(UnreadableError):
             for module in modules.searched:
                 (page,) = image.take([(module.start, PAGE_BYTES)])
                 key = (owner, module.device, module.inode, words.checksum(page, 32))
@@ -114,9 +113,7 @@ class LiveEnvironments:
                 offset = self._offsets[key]
                 if offset is not None:
                     return Place(module.start + offset)
-        except UnreadableError as error:
-            return error.fault(process)
-        return UnreadableError("NoSymbol", "neither its program nor a C library defines environ").fault(process)
+        return None
 
     def find_unchanged(self, places: Mapping[ProcessId, Place]) -> frozenset[ProcessId]:
         """Return the processes which still have the array of this place. One question asks for many processes."""
@@ -134,23 +131,21 @@ class LiveEnvironments:
 
     def read(
         self, process: ProcessId, place: Place, wanted: Container[str], shown: Container[str] = ()
-    ) -> tuple[Place, Environment] | Fault | None:
-        """Return the variables in `wanted` and `shown`, and the place for the next call; None if nothing has changed.
+    ) -> tuple[Place, Environment] | None:
+        """Return the variables in `wanted` and `shown`, and the place for the next call.
 
-        The limits are those of `environment.read`. Reasons of a fault: PermissionDenied, NoAnswer, ProcessGone,
-        NoSymbol, TooLarge, ChangedWhileRead, UnknownLayout (an impossible address).
+        None if nothing has changed, or if they cannot be read. The limits are those of `environment.read`.
         """
-        try:
+        with contextlib.suppress(UnreadableError):
             return read_environ(self._reader(process, "mem"), place, wanted, shown)
-        except UnreadableError as error:
-            return error.fault(process)
+        return None
 
     def read_variables(self, process: ProcessId, owner: str) -> dict[str, str]:
         """Return the variables of launchers that a process has now; empty if they cannot be read."""
         modules = self.find_modules(process)
-        place = self.find_place(process, modules, owner) if isinstance(modules, Modules) else None
-        answer = self.read(process, place, launchers.VARIABLES, launchers.SHOWN) if isinstance(place, Place) else None
-        return answer[1].variables if isinstance(answer, tuple) else {}
+        place = self.find_place(process, modules, owner) if modules else None
+        answer = self.read(process, place, launchers.VARIABLES, launchers.SHOWN) if place else None
+        return answer[1].variables if answer else {}
 
     def _reader(self, process: ProcessId, name: str) -> Read:
         return process_memory.reader(self._proc_root / str(process.pid) / name, MOST_SECONDS)

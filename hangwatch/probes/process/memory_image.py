@@ -11,8 +11,6 @@ import struct
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, TypeAlias
 
-from hangwatch.model import Fault, ProcessId
-
 MOST_BYTES = 8 << 20  # of one reading: 4,096 records of 512 bytes, and the memory they point to
 MOST_STRING_BYTES = 4096
 MOST_DEPTH = 64  # of a balanced tree in an address space
@@ -37,10 +35,6 @@ class UnreadableError(Exception):
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(f"{reason}: {detail}")
         self.reason, self.detail = reason, detail
-
-    def fault(self, process: ProcessId) -> Fault:
-        """Return the error as a fault of reading a process."""
-        return Fault(subject=f"pid {process.pid}", reason=self.reason, detail=self.detail)
 
 
 def require(condition: bool, what: str) -> None:

@@ -15,7 +15,7 @@ from hangwatch.formats import log_times, nccl_ras
 from hangwatch.formats.log_times import Moment, read_moment, remove_time
 from hangwatch.limits import LONGEST_LINE
 from hangwatch.logs import kernel_text, work_lines
-from hangwatch.logs.failures import Failure, clean, find_place, is_of_others, mask_and_cut, without_numbers
+from hangwatch.logs.failures import LIBRARY, Failure, clean, find_place, is_of_others, mask_and_cut, without_numbers
 from hangwatch.model import RankId
 from hangwatch.tables import launcher_lines, nccl_messages, secret_forms
 
@@ -144,6 +144,7 @@ class Log:
     def end(self) -> None:
         """Close a summary that is still open, and set `last`. To save time, only the time of the last line is read."""
         self._end_summary(self.lines)
+        self._excuse_exits()
         self._number_task()
         _, number, text, self._before = self._ordinary_line
         if text:
@@ -151,6 +152,18 @@ class Log:
             if _PATTERNS["last_exception"].match(remove_time(text, moment)):
                 self._fail(text, "", moment, number)
             self.last = Line(number, secret_forms.mask(remove_time(text, moment)), moment)
+
+    def _excuse_exits(self) -> None:
+        """Mark each exit code 1 as a failure of others, if all exceptions in the log are: they end a process so."""
+        is_exit = _PATTERNS["exit_of_exception"].search
+        raised = [failure for failure in self.failures if failure.rank is None and not is_exit(failure.text)]
+        if all(failure.of_others for failure in raised) and any(
+            LIBRARY.search(failure.text) and "elastic" not in failure.text for failure in raised
+        ):
+            self.failures = [
+                failure._replace(of_others=failure.of_others or is_exit(failure.text) is not None)
+                for failure in self.failures
+            ]
 
     def _number_task(self) -> None:
         """Assign the first failure that srun reports to its rank, if that is the number of the task."""
@@ -184,7 +197,7 @@ class Log:
             self.ended.append((number, 0))
         elif (ended := launcher_lines.find(text)) is not None:
             self._read_end(ended, text, number)
-        elif text[0] == "=" and (reason := _PATTERNS["mpich_end"].match(text)) and self.failures:
+        elif text[0] in "= " and (reason := _PATTERNS["mpich_end"].match(text)) and self.failures:
             named = self.failures[-1]
             self.failures[-1] = named._replace(text=mask_and_cut(f"{named.text}, {reason.group(1)}"))
         elif not text.startswith(_CHAINED):
@@ -294,8 +307,10 @@ class Log:
         text = remove_time(text, moment)
         self._steps = {without_numbers(line) for line in self._before_failure if _PATTERNS["step"].match(line)}
         of_others = is_of_others(text) or (
-            text.endswith(": Killed") and any("CANCELLED AT" in failure.text for failure in own_failures)
-        )  # Slurm kills the tasks of a cancelled step
+            text.startswith("srun: ")
+            and text.endswith((": Killed", ": Exited with exit code 1"))
+            and any("CANCELLED AT" in failure.text for failure in own_failures)
+        )  # Slurm ends the tasks of a cancelled step
         self.failures.append(Failure(mask_and_cut(text), where, moment, number, of_others))
 
 

@@ -133,12 +133,14 @@ class LogCollector:
     def number_ended(self, dumped: Collection[RankId], world_size: int) -> None:
         """Number the process that ended by the line of a launcher, if only one rank of the job has no stack."""
         missing = set(range(world_size)) - {rank.rank for rank in dumped}
-        pids = {rank.pid for rank in dumped}
         ended = [(name, failure) for name, failure in self._told if failure.rank and failure.rank.rank is None]
-        if len(missing) == 1 and len(ended) == 1 and (rank := ended[0][1].rank) and rank.pid not in pids:
-            name, failure = ended[0]
-            numbered = failure._replace(rank=structs.replace(rank, rank=missing.pop()))
-            self._told = [*(told for told in self._told if told[1] is not failure), (name, numbered)]
+        if (
+            len(missing) == len(ended) == 1
+            and (rank := ended[0][1].rank)
+            and all(rank.pid != other.pid for other in dumped)
+        ):
+            self._told.remove(ended[0])
+            self._told.append((ended[0][0], ended[0][1]._replace(rank=structs.replace(rank, rank=missing.pop()))))
 
     def _keep_unranked(self, name: str, rank: RankId, log: rank_log.Log) -> None:
         if (log.messages or log.failures) and len(self.unranked) < _MOST_UNRANKED:

@@ -114,10 +114,9 @@ def describe_tools(tools: Sequence[ParsedProcess]) -> str:
         if tool.pid is not None
     ]
     without_pid = len(tools) - len(with_pid)
-    parts = with_pid[:_TOOLS_SHOWN]
-    parts += [f"{len(with_pid) - _TOOLS_SHOWN:,} more"] if len(with_pid) > _TOOLS_SHOWN else []
-    parts += [f"{words.count(without_pid, 'error')} without a process"] if without_pid else []
-    return f"not ranks of this job: {', '.join(parts)}"
+    more = f"{len(with_pid) - _TOOLS_SHOWN:,} more" if len(with_pid) > _TOOLS_SHOWN else ""
+    errors = f"{words.count(without_pid, 'error')} without a process" if without_pid else ""
+    return f"not ranks of this job: {', '.join(filter(None, (*with_pid[:_TOOLS_SHOWN], more, errors)))}"
 
 
 def ids_by_command(prefix: RankId, candidates: Sequence[ParsedProcess]) -> dict[int | None, RankId]:

@@ -46,7 +46,6 @@ class Streams:
     def read(self, head: Sequence[str], tail: Iterable[str]) -> list[Source]:
         """Read the lines with their line ends and return the streams. Raises HugeStackError if a dump is too large."""
         self._labels = line_prefixes.find_labels([part for line in head for part in line_prefixes.read_texts(line)])
-        self._labels_are_ranks = self._labels == "label"
         find_reader = self._by_prefix.get
         for number, line in enumerate(chain(head, tail), 1):
             end = line.find("]") + 1
@@ -56,8 +55,9 @@ class Streams:
                 continue
             for part in line_prefixes.read_texts(line):
                 self._feed(part, number)
+        are_sure = any(sure and rank.is_numbered for rank, sure in self._sources)  # then a label is that of a launcher
         for source in self._sources.values():
-            source.reader.log.has_task_labels = self._labels_are_ranks
+            source.reader.log.has_task_labels = self._labels == "label" and not are_sure
             source.reader.end()
         return list(self._sources.values())
 
@@ -86,7 +86,6 @@ class Streams:
             )
             rank, sure, rest = self._unmarked, True, line
         if (rank, sure) not in self._sources:
-            self._labels_are_ranks &= not (sure and rank.is_numbered)  # each label is that of a launcher
             reader = line_stream.Reader(self._interned, is_log=self._named.is_log)
             self._sources[rank, sure] = Source(self._name, rank, sure, reader)
         reader = self._sources[rank, sure].reader

@@ -80,8 +80,15 @@ def collect(sources: Iterable[tuple[str, Iterable[str]]], world_size: int | None
     ranks = _number_by_files(by_launcher, [rank.source for rank in by_place.values()], notes)
     found_logs.number_ended([rank.id for rank in ranks], world_size or 0)
     logs = found_logs.logs([rank.id for rank in ranks])
-    kernel, works = tuple(found_logs.kernel.values()), tuple(found_logs.works)
-    return Collected(tuple(ranks), tuple(notes), world_size, logs, kernel, works, tuple(found_logs.unranked))
+    return Collected(
+        ranks=tuple(ranks),
+        notes=tuple(notes),
+        world_size=world_size,
+        logs=logs,
+        kernel=tuple(found_logs.kernel.values()),
+        works=tuple(found_logs.works),
+        unranked=tuple(found_logs.unranked),
+    )
 
 
 def _localize_ranks(streams: Mapping[str, list[Source]], world_size: int | None) -> Mapping[str, list[Source]]:
@@ -165,9 +172,8 @@ def _number_by_files(dumps: Sequence[RankDump], sources: Sequence[str], notes: l
     has_rank = any(rank.is_numbered or rank.node is not None for rank in ids)
     pids = {rank.pid for rank in ids if rank.pid is not None}
     are_rounds = len(pids) < len(dumps) and not (file_names.are_processes(sources) and not pids)
-    if has_rank or len(set(sources)) < len(dumps) or are_rounds:
-        return dumps
-    numbers = file_names.stack_ranks(sources)
+    has_other_ids = has_rank or len(set(sources)) < len(dumps) or are_rounds
+    numbers = {} if has_other_ids else file_names.stack_ranks(sources)
     if not numbers:
         return dumps
     notes.append(

@@ -27,6 +27,7 @@ from hangwatch.probes.network.interfaces import Interface
 from hangwatch.probes.node.machine import Node
 from hangwatch.probes.process import main_thread, proc_pid
 
+MasterState: TypeAlias = Literal["answers", "silent", "refused", "unknown"]
 VARIABLES = frozenset({"NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "MASTER_ADDR", "MASTER_PORT"})
 CONNECT_SECONDS = 2.0
 REFUSED_SECONDS = 300.0  # of a master that never responded
@@ -36,9 +37,6 @@ REMEDY_INTERFACE = (
     "between the nodes; if gloo chose the interface, /etc/hosts maps the host name of this node to loopback"
 )
 RETRANSMITS_OF_A_DEAD_PEER = 4  # about 3 s without a response: the kernel doubles its retransmission timeout
-
-
-MasterState: TypeAlias = Literal["answers", "silent", "refused", "unknown"]
 
 
 class Settings(contract.Settings, frozen=True):
@@ -79,6 +77,11 @@ class Master(Value, frozen=True):
     state: MasterState
     detail: str = ""
     retrying: int = 0
+
+    @property
+    def key(self) -> tuple[JobName, str]:
+        """Job and address: jobs in different network namespaces may have the same address."""
+        return self.job, self.address
 
 
 class Enclosed(Value, frozen=True):
@@ -280,9 +283,8 @@ def judge(window: Sequence[Sample], settings: Settings) -> CheckVerdict:
     findings = [finding for use in sample.uses for finding in _judge_use(use)]
     findings += [*_silent(window), *_never_answered(window), *_unreachable(window), *_errors(window, settings)]
     names = ", ".join(sorted(_interfaces(sample)))
-    answering = [master.address for master in sample.masters if master.state == "answers"]
-    verb = "responds" if len(answering) == 1 else "respond"
-    parts = [f"{names} up"] * bool(names) + [f"{', '.join(answering)} {verb}"] * bool(answering)
+    answering = ", ".join(master.address for master in sample.masters if master.state == "answers")
+    parts = [f"{names} up"] * bool(names) + [f"masters that respond: {answering}"] * bool(answering)
     return worst(findings, ok("NetworkUp", ", ".join(parts) or "no problem known"))
 
 
@@ -313,12 +315,12 @@ def _silent(window: Sequence[Sample]) -> Iterator[CheckVerdict]:
     After one sample the job may just be starting or ending. A refused connection counts only if the master
     responded before.
     """
-    answered = {_key(master) for sample in window for master in sample.masters if master.state == "answers"}
+    answered = {master.key for sample in window for master in sample.masters if master.state == "answers"}
     lost = [
         {
-            _key(master): master
+            master.key: master
             for master in sample.masters
-            if master.state == "silent" or (master.state == "refused" and _key(master) in answered)
+            if master.state == "silent" or (master.state == "refused" and master.key in answered)
         }
         for sample in window[-2:]
     ]
@@ -335,7 +337,7 @@ def _never_answered(window: Sequence[Sample]) -> Iterator[CheckVerdict]:
     The cause is usually that rank 0 has not started its store.
     """
     for master in window[-1].masters:
-        seconds = _refused_seconds(window, _key(master))
+        seconds = _refused_seconds(window, master.key)
         if seconds >= REFUSED_SECONDS:
             message = (
                 f"{master.address}, the master of job {master.job}, has refused connections for {seconds:.0f} s and "
@@ -347,7 +349,7 @@ def _never_answered(window: Sequence[Sample]) -> Iterator[CheckVerdict]:
 
 def _refused_seconds(window: Sequence[Sample], key: tuple[JobName, str]) -> float:
     """Return for how many seconds a master has refused ranks that retry; 0 if any sample shows another state."""
-    samples = [(sample, master) for sample in window for master in sample.masters if _key(master) == key]
+    samples = [(sample, master) for sample in window for master in sample.masters if master.key == key]
     if not all(master.state == "refused" and master.retrying for _, master in samples):
         return 0.0
     return samples[-1][0].monotonic_seconds - samples[0][0].monotonic_seconds
@@ -363,14 +365,6 @@ def _unreachable(window: Sequence[Sample]) -> Iterator[CheckVerdict]:
         if enclosed.rank in before:
             message = f"{enclosed.rank} listens only at {enclosed.address}, but its job has ranks on other nodes"
             yield warning("WrongInterface", message, REMEDY_INTERFACE)
-
-
-def _key(master: Master) -> tuple[JobName, str]:
-    """Return the key of a master: its job and its address.
-
-    The address alone is not unique: jobs in different network namespaces may have the same.
-    """
-    return master.job, master.address
 
 
 def _errors(window: Sequence[Sample], settings: Settings) -> Iterator[CheckVerdict]:

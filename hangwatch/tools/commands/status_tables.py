@@ -33,22 +33,8 @@ def status_text(seen: Status) -> str:
         )
         for gpu in seen.gpus
     ]
-    jobs = [
-        (
-            name(job) if job.job_name in ("", job.job_id) else f"{job.job_name} ({name(job)})",
-            job.owner,
-            job.launcher,
-            job.user if job.user and job.user != job.owner else "",
-            _describe_state(job),
-            words.duration(round(_shown_seconds(job))),
-            str(job.ranks) + (f" ({absent} absent)" if absent else ""),
-            " / ".join(filter(None, (_shown(watts, "{:.0f} W") for watts in (job.power_watts, job.line_watts)))),
-            _shown(job.collectives_per_second, "{:.3g}/s"),
-            _what(job, unix_now),
-        )
-        for job in sorted(seen.jobs, key=lambda job: _ORDER.get(job.state, len(_ORDER)))
-        for absent in [sum(last - first + 1 for first, last in job.absent_local_ranks)]
-    ]
+    urgent_first = sorted(seen.jobs, key=lambda job: _ORDER.get(job.state, len(_ORDER)))
+    jobs = [_job_cells(job, name(job), unix_now) for job in urgent_first]
     checks = [
         (check.check, check.status, words.ago(unix_now - check.ran_unix_seconds), check.message)
         for check in sorted(seen.checks, key=lambda check: check.status == "OK")
@@ -74,6 +60,23 @@ def status_text(seen: Status) -> str:
             words.printable(f"not monitored {left_out}: exceeds a limit in [jobs], see `hangwatch config --sample`")
         )
     return "\n".join(parts)
+
+
+def _job_cells(job: JobStatus, name: str, unix_now: float) -> tuple[str, ...]:
+    """Return the cells of a job under `_JOB_HEADER`."""
+    absent = sum(last - first + 1 for first, last in job.absent_local_ranks)
+    return (
+        name if job.job_name in ("", job.job_id) else f"{job.job_name} ({name})",
+        job.owner,
+        job.launcher,
+        job.user if job.user and job.user != job.owner else "",
+        _describe_state(job),
+        words.duration(round(_shown_seconds(job))),
+        str(job.ranks) + (f" ({absent} absent)" if absent else ""),
+        " / ".join(filter(None, (_shown(watts, "{:.0f} W") for watts in (job.power_watts, job.line_watts)))),
+        _shown(job.collectives_per_second, "{:.3g}/s"),
+        _what(job, unix_now),
+    )
 
 
 def _what(job: JobStatus, unix_now: float) -> str:

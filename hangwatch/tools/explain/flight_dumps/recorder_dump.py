@@ -97,16 +97,7 @@ def begins_so(head: bytes) -> bool:
 
 def parse(content: bytes) -> FlightDump:
     """Parse a dump of at most `MOST_BYTES`. Raises ValueError with the reason."""
-    if len(content) > MOST_BYTES:
-        raise ValueError(f"is larger than {MOST_BYTES >> 20} MiB")
-    values = load_plain_values(content) if _PICKLED.match(content) else _decode_json(content)
-    if isinstance(values, list):
-        values = {"version": "1.0", "entries": values}
-    if not isinstance(values, dict) or "version" not in values:
-        raise ValueError("is not a flight recorder dump: it has no version")
-    version = values["version"]
-    if not isinstance(version, str) or not _VERSION.match(version):
-        raise ValueError(f"has the unknown format {words.elided(str(version)[:MOST_NAME], 16)}; known are 1.x and 2.x")
+    values, version = _load_values(content)
     rows: list[Mapping[object, object]] = [
         read_as(dict, row, "entry") for row in read_as(list, values.get("entries", []), "entries")
     ]
@@ -159,6 +150,21 @@ def parse(content: bytes) -> FlightDump:
         if rows
         else None,
     )
+
+
+def _load_values(content: bytes) -> tuple[dict[object, object], str]:
+    """Return the values of a dump, and the version of its format. Raises ValueError."""
+    if len(content) > MOST_BYTES:
+        raise ValueError(f"is larger than {MOST_BYTES >> 20} MiB")
+    values = load_plain_values(content) if _PICKLED.match(content) else _decode_json(content)
+    if isinstance(values, list):
+        values = {"version": "1.0", "entries": values}
+    if not isinstance(values, dict) or "version" not in values:
+        raise ValueError("is not a flight recorder dump: it has no version")
+    version = values["version"]
+    if not isinstance(version, str) or not _VERSION.match(version):
+        raise ValueError(f"has the unknown format {words.elided(str(version)[:MOST_NAME], 16)}; known are 1.x and 2.x")
+    return values, version
 
 
 def _decode_json(content: bytes) -> object:

@@ -32,7 +32,7 @@ from hangwatch.formats.pyspy_json import DumpError
 from hangwatch.logs import failures, work_lines
 from hangwatch.probes.base import filesystems, procfs
 from hangwatch.probes.gpu.messages import Answer, CallAnnouncement, DriverFailure, Hello, SweepMessage
-from hangwatch.probes.network import infiniband, interfaces, ports
+from hangwatch.probes.network import infiniband, interfaces
 from hangwatch.probes.node import chrony, kmsg, memory_pressure
 from hangwatch.probes.process import live_environ, proc_pid
 from hangwatch.probes.torch_recorder import libraries
@@ -134,7 +134,6 @@ PARSERS: dict[str, Parser] = {
     "net/dev": Parser(_of_text(interfaces.parse_dev), (), _proc("net/dev")),
     "net/route": Parser(_of_text(interfaces.parse_routes), (), _proc("net/route")),
     "InfiniBand rate": Parser(_of_text(infiniband.parse_rate), (), [b"400 Gb/sec (4X NDR)"]),
-    "port": Parser(_of_text(ports.parse), (), [b"gpu-07:29500", b"[::1]:80"]),
 }
 """All parsers of data that hangwatch did not write, by name."""
 

@@ -43,7 +43,7 @@ def watch(ask: Callable[[], Status]) -> int:
             "a terminal is needed, and output is a pipe, a file or a dumb terminal\n"
             "  `hangwatch status` prints the same tables once; `hangwatch status --json` is for programs"
         )
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _end)
     shown, answered = "waiting for the daemon", ""
     try:
@@ -57,12 +57,12 @@ def watch(ask: Callable[[], Status]) -> int:
                 whole_screen.update(Text.from_ansi("\n".join([*problem, shown]), no_wrap=True, overflow="ellipsis"))
                 time.sleep(REFRESH_SECONDS)
     except KeyboardInterrupt as ended:
-        return ended.args[0] if ended.args else 0
+        return int(ended.args[0])
 
 
 def _end(number: int, _: object) -> None:
-    """End as Ctrl-C does, which restores the terminal, with the exit code of a shell for this signal."""
-    raise KeyboardInterrupt(128 + number)
+    """End the loop, which restores the terminal, with the exit code of a shell for this signal; 0 for Ctrl-C."""
+    raise KeyboardInterrupt(0 if number == signal.SIGINT else 128 + number)
 
 
 COMMANDS = (top,)

@@ -232,8 +232,9 @@ class _Waits:
     ) -> Iterator[int]:
         """Yield the ranks without a flight recorder for which a rank waits, unless the other `ends` explain the wait.
 
-        Such a rank may itself wait for an end that is in one of its groups. So it is left out if an end is in a group
-        in which ranks may wait for it, or if it exchanges messages with a rank that waits for an end and not for it.
+        Such a rank may itself wait for a rank of one of its groups which leads to an end. So it is left out if that is
+        a group in which ranks may wait for it, or if it exchanges messages with a rank that leads to an end and does
+        not wait for it.
         """
         # The ranks of a group share one set.
         reached = set[int]().union(
@@ -243,7 +244,9 @@ class _Waits:
             return
         backward = list_by_key((other, node) for node, following in edges.items() for other in following)
         lead_to_end = {node for part in _walk(backward, sorted(ends)) for node in part}
-        explained = (group.unknown for group in self.groups if group.waits and not ends.isdisjoint(group.members))
+        explained = (
+            group.unknown for group in self.groups if group.waits and not lead_to_end.isdisjoint(group.members)
+        )
         exchanges = (pair for group in self.groups for pair in group.list_exchanges())
         partners = list_by_key((peer, rank) for rank, peer in exchanges if peer in reached and rank in lead_to_end)
         for other in sorted(reached.difference(*explained)):

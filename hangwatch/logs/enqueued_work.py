@@ -317,7 +317,7 @@ def _find_doubt(
         return "a rank that is behind timed out itself, so it waits, too"
     if not all(standing.timed_out is not None or _is_recent(standing, ahead) for standing in behind):
         return "the last number of a rank that is behind is older than the timeout"
-    return "most ranks are behind" if len(behind) > len(ahead) else ""
+    return "most ranks are behind" if 2 * len(behind) > len(group.ranks) else ""
 
 
 def _is_recent(standing: _Standing, timed: Sequence[_Standing]) -> bool:

@@ -91,7 +91,8 @@ class ProcessDumper(NamedTuple):
         with self._slot(end - now):
             before = main_thread.read_counters(target.pid, proc_root, self.awaited.get(target))
             threads, answer = self._stacks(target, counters.state, end - time.monotonic())
-            threads = rank_records.mark_trainer(threads, recorders)
+            trainers = {record.thread_id for each in recorders for record in each.records if record.thread == "trainer"}
+            threads = tuple(replace(thread, trains=thread.pthread_id in trainers) for thread in threads)
             dump = self._with_awaited_thread(target, dump, threads)
             after = main_thread.read_counters(target.pid, proc_root, self.awaited.get(target))
         dump = self.connections.add_connections(target.pid, dump, threads)

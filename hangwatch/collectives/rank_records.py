@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 from msgspec.structs import replace
 
-from hangwatch.model import EnqueuedOperation, Fault, GroupRecords, RecorderState, Thread
+from hangwatch.model import EnqueuedOperation, Fault, GroupRecords, RecorderState
 from hangwatch.model.flight_records import FlightRecord, GroupStatus, Library, RankRecords
 from hangwatch.model.keyed_lists import list_by_key
 
@@ -31,12 +31,6 @@ _EQUAL_INPUTS = frozenset(
 )  # fmt: skip
 _EQUAL_OUTPUTS = frozenset({"scatter"})
 _EQUAL_TOTALS = frozenset({"all_to_all"})
-
-
-def mark_trainer(threads: Iterable[Thread], recorders: Iterable[RankRecords]) -> tuple[Thread, ...]:
-    """Return the threads of a process; `trains` is set for the one that has enqueued all of these records alone."""
-    users = {(record.thread, record.thread_id) for each in recorders for record in each.records}
-    return tuple(replace(one, trains=users == {("other", one.pthread_id)}) for one in threads)
 
 
 def drop_unneeded(records: RankRecords) -> RankRecords:

@@ -28,9 +28,12 @@ Library: TypeAlias = Annotated[str, msgspec.Meta(pattern=BACKEND_NAME)]
 The registry (from torch 2.15 on) has the backends that record through hooks, such as "nccl2".
 """
 
-ThreadKind: TypeAlias = Literal["", "main", "autograd", "other"]
-COUNTING_THREADS: frozenset[ThreadKind] = frozenset({"main", "autograd"})
-"""The threads of a process that enqueue the collectives of its training loop. Those of another prove no progress."""
+ThreadKind: TypeAlias = Literal["", "main", "autograd", "trainer", "other"]
+COUNTING_THREADS: frozenset[ThreadKind] = frozenset({"main", "autograd", "trainer"})
+"""The threads of a process that enqueue the collectives of its training loop. Those of another prove no progress.
+
+A trainer is another thread that alone uses the groups of its process.
+"""
 
 
 class FlightRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -158,8 +161,8 @@ class RankRecords(msgspec.Struct, frozen=True, kw_only=True):
 class ProgressCounter(msgspec.Struct, frozen=True, kw_only=True):
     """The progress of one rank since hangwatch follows it: the number of collectives that it has enqueued.
 
-    Only groups that its main thread or autograd uses count. `restarts` counts the times that a number fell, because
-    the job made its process groups anew. Numbers of different ranks are not comparable.
+    Only groups that its main thread, autograd or a trainer uses count. `restarts` counts the times that a number fell,
+    because the job made its process groups anew. Numbers of different ranks are not comparable.
     """
 
     total: int

@@ -301,7 +301,11 @@ def _merge_recorders(rank: RankDump) -> RecorderFacts:
     threads = next((dump.threads for dump in reversed(rank.rounds) if dump.threads), ())
     main = stack_frames.main_thread(threads)
     main_thread_id = main.pthread_id if main else None
-    names = {one.pthread_id: "" if one is main else side_threads.name_thread(one) for one in threads if one.pthread_id}
+    names = {
+        thread.pthread_id: "" if thread is main or thread.trains else side_threads.name_thread(thread)
+        for thread in threads
+        if thread.pthread_id
+    }
     libraries = rank_records.merge_rounds(read, names if main_thread_id in names else {})
     return RecorderFacts(
         libraries=libraries,

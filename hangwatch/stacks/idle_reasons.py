@@ -132,8 +132,7 @@ def find_refused(group: Group) -> list[Member]:
 def _awaits_clients(member: Member) -> bool:
     is_itself = member.waits.server == member.id.pid
     is_apart = not any(member.recorder.open_operations) if is_itself else member.waits.peers == 0
-    waits = member.waits.server is not None and is_apart
-    return waits and _is_idle(member) and member.signature in _WAITS_FOR_CLIENTS
+    return member.waits.server is not None and is_apart and _is_idle(member) and member.signature in _WAITS_FOR_CLIENTS
 
 
 def _waits_for_turn(group: Group, member: Member) -> bool:

@@ -9,7 +9,6 @@ from msgspec.structs import replace
 
 from hangwatch import config
 from hangwatch.capture.connections import find_object
-from hangwatch.collectives.rank_records import mark_trainer
 from hangwatch.model import (
     Awaited,
     CallObject,
@@ -279,24 +278,18 @@ def test_thread_that_saves_in_the_background_may_be_what_others_wait_for(
 
 
 @pytest.mark.parametrize(
-    ("user", "of_main", "lines", "awaited"),
+    ("trains", "lines", "awaited"),
     [
-        (8, False, WRITES, ["Trainer"]),
-        (8, False, IN_COLLECTIVE[0], ["Trainer"]),
-        (8, False, ["wait (threading.py:327)", *WRITES], []),
-        (8, True, WRITES, []),
-        (9, False, WRITES, []),
+        (True, WRITES, ["Trainer"]),
+        (True, IN_COLLECTIVE[0], ["Trainer"]),
+        (True, ["wait (threading.py:327)", *WRITES], []),
+        (False, WRITES, []),
     ],
-    ids=["", "it waits for ranks", "it waits for a thread", "MainThread enqueues, too", "another thread enqueues"],
+    ids=["", "it waits for ranks", "it waits for a thread", "other threads enqueue, too"],
 )
-def test_thread_that_alone_enqueues_decides(user: int, of_main: bool, lines: list[str], awaited: list[str]) -> None:
-    main, trainer = (
-        Thread(name, name, frames(of), pthread_id=number)
-        for name, of, number in (("MainThread", ["serve (mine.py:3)"], 7), ("Trainer", lines, 8))
-    )
-    records = [record(1, id=0, thread_id=user, thread="other")]
-    records += [record(2, id=1, thread_id=7, thread="main")] * of_main
-    threads = mark_trainer((replace(main, is_main=True), trainer), [recorder(*records)])
+def test_thread_that_trains_decides(trains: bool, lines: list[str], awaited: list[str]) -> None:
+    main = Thread("MainThread", "7", frames(["serve (mine.py:3)"]), is_main=True)
+    threads = (main, Thread("Trainer", "8", frames(lines), trains=trains))
     place = find_process_activity(threads, activity.load())
     assert [threads[index].name for index in place.awaited] == awaited
     assert (place.telling == 1) is bool(awaited)

@@ -3,6 +3,7 @@
 import os
 import random
 import struct
+from collections.abc import Container
 from pathlib import Path
 
 import pytest
@@ -23,10 +24,12 @@ PID = 4711
 THREAD = 0x7F1234  # of each record of `recorder_memory`
 
 
-def written(counts: dict[int, int], layout: layouts.Layout = NEWEST) -> tuple[Memory, int]:
+def written(
+    counts: dict[int, int], layout: layouts.Layout = NEWEST, overwritten: Container[int] = ()
+) -> tuple[Memory, int]:
     memory = Memory(0x10000000)
     groups = [Group(id=group, name=str(group), counts=(count, -1, -1)) for group, count in counts.items()]
-    operations = [Operation(group=group) for group, count in counts.items() if count > 0]
+    operations = [Operation(group=group) for group, count in counts.items() if count > 0 and group not in overwritten]
     return memory, recorder(memory, layout, operations, groups)
 
 
@@ -71,14 +74,14 @@ def test_too_many_groups_are_a_fault() -> None:
 class Rank:
     """A rank in a tree like /proc, with a recorder of two groups. Its main thread has used the first group."""
 
-    def __init__(self, root: Path, pid: int = PID, owner: str = "uid 1000") -> None:
+    def __init__(self, root: Path, pid: int = PID, owner: str = "uid 1000", overwritten: Container[int] = ()) -> None:
         self.process, self.owner, self.folder, self.now = ProcessId(pid=pid, start_ticks=9), owner, root / str(pid), 0.0
         self.folder.mkdir(parents=True)
         fields = ["S", "1", *["0"] * 17, "9", *["0"] * 30]
         (self.folder / "stat").write_text(f"{pid} (python) {' '.join(fields)}\n")
         (self.folder / "status").write_text(f"Name:\tpython\nNSpid:\t{pid}\n")
         self.name_thread(pid, "python")
-        self.memory, self.address = written({0: 5, 1: 7})
+        self.memory, self.address = written({0: 5, 1: 7}, overwritten=overwritten)
         as_process(self.folder, self.memory, self.address)
         self.use_thread(pid)
         self.counters = ProgressCounters(Recorders(root), root, lambda: self.now)
@@ -130,8 +133,15 @@ def test_collectives_of_the_main_thread_are_counted(rank: Rank) -> None:
     assert isinstance(after, ProgressCounter) and after.total > before.total and after.restarts == 0
 
 
-@pytest.mark.parametrize(("name", "counts"), [("pt_autograd_0", True), ("heartbeat", False)])
-def test_collectives_of_another_thread_count_only_for_autograd(rank: Rank, name: str, counts: bool) -> None:
+@pytest.mark.parametrize(
+    ("name", "overwritten", "counts"),
+    [("pt_autograd_0", {0}, True), ("heartbeat", {0}, False), ("trainer", set(), True)],
+)
+def test_collectives_of_another_thread_count_if_it_trains(
+    tmp_path: Path, name: str, overwritten: set[int], counts: bool
+) -> None:
+    """Autograd trains, or the only thread of which a record is left, unless a group was used that has no record."""
+    rank = Rank(tmp_path, overwritten=overwritten)
     rank.name_thread(5000, name)
     rank.use_thread(5000)
     rank.read()

@@ -3,9 +3,9 @@
 The table of groups is read anew each time, in one question for many ranks. A child reads, see `process_memory`. It
 reads the places of the last time in advance, so it is asked again only if the table has changed.
 
-A group counts if the main thread or a thread of autograd uses it. A group of another thread, such as a heartbeat,
-proves no progress of the job. A group of an unknown thread counts, too: it must never look as if a healthy job stands
-still.
+A group counts if the main thread or a thread of autograd uses it, or if one thread alone uses all groups. A group of
+another thread, such as a heartbeat, proves no progress of the job. A group of an unknown thread counts, too: it must
+never look as if a healthy job stands still.
 """
 
 from __future__ import annotations
@@ -237,9 +237,8 @@ class ProgressCounters:
             rank.places = [(address, layout.recorder_bytes) for address, layout in recorders.values()]
             rank.increased_at = rank.looked_at
         rank.recorders = recorders
-        new_counts = {key: does_count for key, does_count in counts.items() if does_count is not None}
         kept = {key: does_count for key, does_count in rank.counts.items() if key in rank.numbers}
-        rank.counts = kept | new_counts
+        rank.counts = kept | {key: does_count for key, does_count in counts.items() if does_count is not None}
 
     def _find_counting_groups(
         self, process: ProcessId, contents: Iterable[RankRecords | Fault]

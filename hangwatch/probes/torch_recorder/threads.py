@@ -6,7 +6,7 @@ DDP and FSDP enqueue their collectives of the backward pass in threads of autogr
 """
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -24,11 +24,18 @@ _TID = struct.Struct("<i")
 
 
 def with_threads(
-    recorders: Iterable[RankRecords], process: ProcessId, proc_root: Path = procfs.PROC
+    recorders: Sequence[RankRecords], process: ProcessId, proc_root: Path = procfs.PROC
 ) -> tuple[RankRecords, ...]:
-    """Return these recorders of a process with the kind of the thread of each record, "" if unknown."""
-    recorders = tuple(recorders)
-    kinds = _find_kinds(process, {record.thread_id for each in recorders for record in each.records}, proc_root)
+    """Return these recorders of a process with the kind of the thread of each record, "" if unknown.
+
+    A group without records, which was used before, may be of any thread.
+    """
+    threads = {record.thread_id for each in recorders for record in each.records}
+    kinds = _find_kinds(process, threads, proc_root)
+    shown = {(each.library, record.group_id) for each in recorders for record in each.records}
+    used = {(each.library, group.group_id) for each in recorders for group in each.groups if group.last_enqueued >= 0}
+    if len(threads) == 1 and "other" in kinds.values() and used <= shown:
+        kinds = dict.fromkeys(threads, "trainer")
     return tuple(
         replace(each, records=tuple(replace(record, thread=kinds.get(record.thread_id, "")) for record in each.records))
         for each in recorders

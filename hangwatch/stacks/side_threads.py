@@ -7,6 +7,7 @@ from msgspec import structs
 
 from hangwatch.model import Frame, Group, KernelFacts, ProcessDump, RecorderFacts, Stack, StackFacts, Thread
 from hangwatch.stacks import activity, activity_table
+from hangwatch.stacks.frames import plain_name
 from hangwatch.stacks.user_code import user_frames
 
 _EXECUTOR = "concurrent/futures/thread.py"
@@ -61,7 +62,7 @@ def with_thread(group: Group, name: str) -> Group:
     return structs.replace(
         group,
         activity=stack.activity,
-        operation=None,
+        operation=next((plain_name(frame.function) for frame in stack.frames), None),
         waits_for=find_wait_of_thread(group, name),
         members=tuple(members),
         frames=stack.frames,

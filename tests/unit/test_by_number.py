@@ -662,5 +662,6 @@ def test_thread_of_a_rank_is_named_instead_of_a_cycle(
     verdict = judged(waiting(*members[:2]), replace(waiting(members[2]), key="v", threads=(saver,)), world_size=3)
     assert (verdict.kind, named(verdict)) == (kind, named_ranks)
     if named_ranks:
-        assert verdict.message.startswith("Thread Saver of rank 2 is writing or reading a checkpoint at metrics.py:31.")
+        said = "Thread Saver of rank 2 is writing or reading a checkpoint (write_metrics) at metrics.py:31."
+        assert verdict.message.startswith(said)
         assert verdict.stuck_on == "write_metrics (metrics.py:31) in rank 2"

@@ -44,10 +44,10 @@ class _Pid(click.IntRange):
 
 
 def job_option(text: str) -> Callable[[Command], Command]:
-    """Return the option --job with this help."""
+    """Return the option --job with the help `text`."""
     return click.option("--job", "wanted", help=text)
 
 
 def pid_option(text: str) -> Callable[[Command], Command]:
-    """Return the option --pid with this help."""
+    """Return the option --pid with the help `text`."""
     return click.option("--pid", "pids", type=_Pid(1, 1 << 22), multiple=True, help=text)

@@ -97,7 +97,7 @@ class ProcessGroup:
 
     @property
     def may_be_of_one_moment(self) -> bool:
-        """False if a member has completed a collective which another member had not enqueued, so it was read later."""
+        """False if a member has completed a collective that another, read earlier, had not enqueued."""
         every = (one for records in self.records.values() for one in records.operations)
         return self.highest_completed <= self.lowest_newest or not all(map(self.is_proving, every))
 

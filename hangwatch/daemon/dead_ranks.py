@@ -49,7 +49,7 @@ class DeadRanks:
         if self._common.stop.is_set():
             threading.Thread(target=call, name="last dead ranks", daemon=True).start()
         else:
-            self._common.schedule.run_once("remains", call)
+            self._common.schedule.run_once("crashes", call)
 
     def _read_queued(self, wanted: ReadCrashArtifacts) -> None:
         try:

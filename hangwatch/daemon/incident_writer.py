@@ -154,7 +154,7 @@ class IncidentWriter:
         return found is not None and found[0] == process and found[1] not in ENDED_STATES
 
     def _write_with_series(self, incident: Incident, moved_to: JobState | None = None) -> None:
-        """Add the latest power and collectives of its job to an incident, and its late ranks before it. Write it."""
+        """Add the job's latest power, collectives and earlier late ranks to an incident. Write the incident."""
         entry = self._board.snapshot.jobs.get(incident.job.key)
         if entry is not None:
             series = self._board.power_series(entry, self._common.settings.detector)

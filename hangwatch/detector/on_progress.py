@@ -177,7 +177,7 @@ def _expect_progress(watch: JobWatch, now: float) -> JobWatch:
 
 
 def end_suspicion(watch: JobWatch, message: str, now: float) -> Change:
-    """Return the watch of a job that progresses without a new collective, although its counters are still."""
+    """Return the watch of a job that progresses without a new collective, although its counters do not grow."""
     return enter_state(_expect_progress(watch, now), JobState.TRAINING, message, now)
 
 

@@ -131,7 +131,7 @@ class Recovered(Value, frozen=True):
 
 
 class Unknown(Value, frozen=True):
-    """The part of the state unknown.
+    """The part of a watch in the state `unknown`.
 
     `before`: the state (starting or training) to which the next reading returns the job.
     """

@@ -47,7 +47,7 @@ def read_texts(line: str) -> Sequence[str]:
 
 
 def _split_joined(line: str) -> Sequence[str]:
-    """Return the lines that torchrun --tee has joined: a progress bar of one rank, and what others write next.
+    """Return the lines that torchrun --tee has joined: a progress bar of one rank, and the next output of other ranks.
 
     See findings/torchrun-tee-joins-ranks.sh.
     """

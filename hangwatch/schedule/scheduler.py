@@ -20,14 +20,14 @@ _LATE = timedelta(seconds=60)  # a job that is later than this and its interval:
 
 log = logging.getLogger(__name__)
 
-Pool = Literal["sample", "counters", "recorders", "slow", "capture", "remains", "store", "checks", "hooks"]
+Pool = Literal["sample", "counters", "recorders", "slow", "capture", "crashes", "store", "checks", "hooks"]
 _THREADS: dict[Pool, int] = {
     "sample": 1,
     "counters": 1,
     "recorders": 1,  # the first reading of a library takes seconds
     "slow": 3,
     "capture": 8,  # mostly sleeping; the number of concurrent py-spy processes has its own limit
-    "remains": 2,  # gdb reads a core for at most a minute
+    "crashes": 2,  # the file system of an owner may not respond for 10 s
     "store": 1,  # a disk that does not respond must not block a capture
     "checks": 8,
     "hooks": 4,  # programs of the site, which may be slow

@@ -215,7 +215,7 @@ def _rate(entry: JobEntry, now: float) -> float | None:
 
 
 def _present_message(entry: JobEntry, incident: Incident | None) -> str | None:
-    """Return the message of the incident, or that on a job that is suspected and has no incident yet."""
+    """Return the message of the incident, or of the suspicion if the job has no incident yet."""
     look = incident or (entry.suspected if entry.watch.state is JobState.SUSPECTED else None)
     was = "it works again; before: " if entry.watch.state is JobState.RECOVERED else ""
     return None if look is None else was + shorten_paths(look.verdict.message, look.grouping)

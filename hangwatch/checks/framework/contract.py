@@ -150,7 +150,7 @@ class Metrics(Generic[SourceT, SubjectT]):
                     yield metric, labels, numbers
 
     def points(self, source: SourceT) -> Iterator[Point]:
-        """Yield the same as values of a check's result."""
+        """Yield what `read` yields, as values of a check's result."""
         for metric, labels, number in self.read(source):
             yield Point(
                 name=metric.name, value=float(number), help=metric.help, labels=tuple(labels.items()), kind=metric.kind

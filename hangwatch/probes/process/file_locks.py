@@ -67,7 +67,7 @@ def _held_by(holder: int, pid: int, path: str, proc_root: Path) -> FileLock | No
 def _may_hold(holder: int, pid: int, path: str, proc_root: Path) -> bool:
     """True if process `holder` has this file open. This guards against reused pids.
 
-    Also true if it has another mount namespace than process `pid`: then the paths cannot be compared.
+    Also true if `holder` and `pid` are in different mount namespaces: then the paths cannot be compared.
     """
     if procfs.namespace(proc_root, holder, "mnt") != procfs.namespace(proc_root, pid, "mnt"):
         return True

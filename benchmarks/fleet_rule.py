@@ -94,7 +94,7 @@ def lines(ranks: int, ranks_of_node: int) -> Iterator[str]:
                 if "job_key" in sample.labels:
                     labels = {"job": "hangwatch", "instance": f"node-{node}", **sample.labels}
                     text = ",".join(f'{name}="{value}"' for name, value in labels.items())
-                    yield f"{sample.name}{{{text}}} {sample.value}\n"
+                    yield f"{sample.name}{{{text}}} {float(sample.value)}\n"
 
 
 def serve(body: bytes) -> ThreadingHTTPServer:

@@ -28,6 +28,7 @@ LARGE_NUMBERS = 1 << 20
 GPU_NUMBERS = 1 << 26
 _SIOCGIFADDR = 0x8915  # netdevice(7)
 _PR_SET_PDEATHSIG = 1
+_OTHERS_SECONDS = 2.0  # in which ranks that began a step later report, too; a launcher ends them with this rank
 _TORCH_TIMEOUTS = 2  # torch's timeout, in timeouts of the test: missing ranks are reported before torch ends the ranks
 
 
@@ -104,9 +105,9 @@ class Rank:
             report = threading.Thread(target=lambda: self._say_missing(what, group, mark), daemon=True)
             report.start()
             report.join(5.0)  # the store may be in the rank that is stuck
-            if not report.is_alive():
-                os._exit(FAILED)
-        self.say("timeout", what=what, group=list(group), missing=None)
+        if not mark or report.is_alive():
+            self.say("timeout", what=what, group=list(group), missing=None)
+        time.sleep(_OTHERS_SECONDS)
         os._exit(FAILED)
 
     def _say_missing(self, what: str, group: tuple[int, ...], mark: str) -> None:

@@ -301,11 +301,9 @@ def _merge_recorders(rank: RankDump) -> RecorderFacts:
     threads = next((dump.threads for dump in reversed(rank.rounds) if dump.threads), ())
     main = stack_frames.main_thread(threads)
     main_thread_id = main.pthread_id if main else None
-    names = {
-        thread.pthread_id: "" if thread is main or thread.trains else side_threads.name_thread(thread)
-        for thread in threads
-        if thread.pthread_id
-    }
+    deciding = [thread for thread in threads if thread is main or thread.trains]
+    names = {one.pthread_id: side_threads.name_thread(one) for one in threads if one.pthread_id}
+    names |= dict.fromkeys((one.pthread_id for one in deciding if one.pthread_id), "")
     libraries = rank_records.merge_rounds(read, names if main_thread_id in names else {})
     return RecorderFacts(
         libraries=libraries,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import hashlib
 import shlex
@@ -35,6 +36,10 @@ if TYPE_CHECKING:
     from hangwatch.cli.dump import DumpOptions
     from hangwatch.tools.fleet.node_replies import Replies
 
+_REMEDIES = {
+    **incident_file.READ_REMEDIES,
+    errno.ENOENT: "\n  write one file for each node: `ssh NODE hangwatch report --json >NODE.json`",
+}
 MOST_JOBS = 256  # per node, in the folder of --raw
 MOST_ROUNDS = 10
 INCOMPLETE = 1
@@ -140,7 +145,7 @@ def _read(path: Path, folder: Path | None) -> sighting.GroupedDump:
         ):
             return sighting.read(path, file)
     except bounded_read.FileError as error:
-        raise incident_file.StoreError(f"{error}{incident_file.READ_REMEDIES.get(error.errno, '')}") from None
+        raise incident_file.StoreError(f"{error}{_REMEDIES.get(error.errno, '')}") from None
 
 
 def _chosen(wanted: str | None, jobs: Mapping[str, Job]) -> str:

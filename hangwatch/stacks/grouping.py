@@ -302,8 +302,8 @@ def _merge_recorders(rank: RankDump) -> RecorderFacts:
     main = stack_frames.main_thread(threads)
     main_thread_id = main.pthread_id if main else None
     deciding = [thread for thread in threads if thread is main or thread.trains]
-    names = {one.pthread_id: side_threads.name_thread(one) for one in threads if one.pthread_id}
-    names |= dict.fromkeys((one.pthread_id for one in deciding if one.pthread_id), "")
+    names = {each.pthread_id: side_threads.name_thread(each) for each in threads if each.pthread_id}
+    names |= dict.fromkeys((each.pthread_id for each in deciding if each.pthread_id), "")
     libraries = rank_records.merge_rounds(read, names if main_thread_id in names else {})
     return RecorderFacts(
         libraries=libraries,

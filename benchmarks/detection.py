@@ -206,26 +206,28 @@ def _list_kinds(truth: str, *, has_counters: bool) -> Sequence[tuple[str, Hang |
 def draw(truth: str, number: int, seed: int) -> Run:
     """Return run `number` of this truth. The kinds take turns, the rest is drawn."""
     dice = random.Random(f"{seed} {truth} {number}")
-    gpu_model = dice.choice(GPU_MODELS)
-    ranks = dice.choice((2, 4, 8))
+    gpu_model, ranks = dice.choice(GPU_MODELS), dice.choice((2, 4, 8))
     gap = dice.choice((1, 1, 2, 5, 15))
-    has_counters = dice.random() < 0.75 or truth == PAUSED
-    noise_ratio = dice.choice((0.01, 0.03, 0.06))
+    has_counters, noise_ratio = dice.random() < 0.75 or truth == PAUSED, dice.choice((0.01, 0.03, 0.06))
     scale = functools.cache(gpu_model.scale)
     begin = float(TRAINED_SECONDS + dice.randrange(15))
 
     def works(t: float) -> Doing:
         return TRAINS if t % gap < 1 else _ALL_FULL
 
-    kinds = _list_kinds(truth, has_counters=has_counters)
-    kind, drawn = kinds[number % len(kinds)]
-    recorded = {}
+    kind, drawn = (kinds := _list_kinds(truth, has_counters=has_counters))[number % len(kinds)]
+    job: rank_programs.Job | None = None
     if isinstance(drawn, Hang):
         hang, odd = drawn, dice.randrange(ranks)
         paused_seconds = EARLIER_SECONDS[number % len(EARLIER_SECONDS)] if truth == PAUSED else 0
-        kind = f"{paused_seconds} s" if paused_seconds else kind
+        if paused_seconds:
+            kind = f"{paused_seconds} s"
+        elif hang.stuck is None and has_counters:  # its recorders show that the rank is missed
+            begin, job = float(rank_programs.TRAINED_STEPS), rank_programs.stays_away("nccl", ranks, odd)
 
         def doing(gpu: int, t: float) -> Doing | None:
+            if job is not None:
+                job.doing(gpu, t)
             if PAUSED_AT <= t < PAUSED_AT + paused_seconds:
                 return scale(WAITS_AT_BARRIER if gpu else power.SAVES)
             now = works(t) if t < begin else hang.stuck if gpu == odd else hang.others
@@ -245,12 +247,11 @@ def draw(truth: str, number: int, seed: int) -> Run:
         end = over + 400.0
     else:
         begin, seconds = float(rank_programs.TRAINED_STEPS), dice.randint(20, FROZEN_SECONDS)
-        does = dice.choice(list(rank_programs.PAUSES.values()))
-        job = drawn(dice.choice(("gloo", "nccl")), ranks, Works(does, seconds))
-        recorded = {"counter": job.count, "recorders": job.read_recorders}
+        does = Works(dice.choice(list(rank_programs.PAUSES.values())), seconds)
+        job = played = drawn(dice.choice(("gloo", "nccl")), ranks, does)
 
         def doing(gpu: int, t: float) -> Doing | None:
-            return scale(job.doing(gpu, t))
+            return scale(played.doing(gpu, t))
 
         end = begin + (PAGE_SECONDS if truth == HUNG else seconds + 400.0)
     node = Node(
@@ -259,7 +260,7 @@ def draw(truth: str, number: int, seed: int) -> Run:
         limit_watts=lambda _t: gpu_model.limit,
         idle_watts=gpu_model.idle,
         noise_ratio=noise_ratio,
-        **recorded,
+        **({} if job is None else {"counter": job.count, "recorders": job.read_recorders}),
     )
     return Run(kind, truth, gpu_model, node, has_counters, begin, end, ranks)
 

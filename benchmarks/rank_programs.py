@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -358,6 +359,13 @@ def deadlock(library: Library, ranks: int, _pause: Works, *, odd: Enqueues) -> J
     """Return a job of which the last rank enqueues another operation than the others, for good."""
     programs = (_train({TRAINED_STEPS: (odd,) if rank == ranks - 1 else ()}) for rank in range(ranks))
     return Job(library, list(programs), {"unused": range(ranks)})
+
+
+def stays_away(library: Library, ranks: int, odd: int) -> Job:
+    """Return a job of which rank `odd` enqueues nothing any more after its training."""
+    away = Works(TRAINS_ALONE, math.inf)
+    programs = (_train({TRAINED_STEPS: (away,) if rank == odd else ()}) for rank in range(ranks))
+    return Job(library, list(programs), {})
 
 
 Make: TypeAlias = Callable[[Library, int, Works], Job]

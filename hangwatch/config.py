@@ -137,7 +137,7 @@ class Progress(Section, frozen=True):
         float, describe("a job without a new collective is suspected at this age or later", 5.0, 86400.0)
     ] = 10.0
     captures_per_hour: Annotated[
-        int, describe("maximum number of first captures of one job because of its counters", 0, 60)
+        int, describe("maximum number of first captures of one job before the hold", 0, 60)
     ] = 6
     arrival_seconds: Annotated[
         float, describe("time between two readings of the times at which ranks enqueued collectives", 1.0, 3600.0)

@@ -142,9 +142,7 @@ class Daemon:
 
     def _apply_counters(self) -> None:
         """Feed the newest progress counters to every job, and carry out the resulting actions."""
-        counters = self._counters.latest()
-        if counters is None:
-            return
+        counters = self._counters.latest() or {}
         settings = self.settings
         wanted = self.board.change(
             steps.record_counters,

@@ -31,7 +31,7 @@ def drop_low_baselines(watch: JobWatch, settings: Detector) -> JobWatch:
 def recover(watch: JobWatch, message: str, now: float) -> Change:
     """Return the watch in state `recovered`, because the job works again. `learn_pause` stores the pause at its end."""
     back_since = watch.incident.back_since
-    is_back = back_since is not None or watch.gap is not None  # counters measure the pause by themselves
+    is_back = back_since is not None or watch.is_counted  # counters measure the pause by themselves
     ended = end_pause(watch, back_since if is_back else now)
     watch, actions = enter_state(watch, JobState.RECOVERED, message, now)
     return replace(watch, phase=Recovered(ended=ended, is_back=is_back)), actions

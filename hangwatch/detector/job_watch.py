@@ -143,7 +143,7 @@ class JobWatch(Value, frozen=True):
     @property
     def has_worked(self) -> bool:
         """True if the job has been at work, by its power or by its counters."""
-        return self.power.was_busy or self.progress.is_known or self.gap is not None
+        return self.power.was_busy or self.progress.is_known or self.is_counted
 
     @property
     def is_counted_only(self) -> bool:
@@ -157,8 +157,13 @@ class JobWatch(Value, frozen=True):
 
     @property
     def gap(self) -> GapSuspicion | None:
-        """The gap between collectives that made the job suspected; None if its power did."""
+        """The part of a suspicion that began before the hold; None if it began at the hold."""
         return self.findings.gap
+
+    @property
+    def is_counted(self) -> bool:
+        """True if a gap between collectives made the job suspected, so that its counters decide, not its power."""
+        return self.gap is not None and not self.gap.by_power
 
     @property
     def quiet_since(self) -> float | None:
@@ -363,7 +368,7 @@ def longest_pause_seconds(watch: JobWatch, now: float) -> float | None:
 
 def first_stalled_at(watch: JobWatch, now: float) -> float:
     """Return the time at which a job that is stalled now began to stall: for a gap, its last collective."""
-    return now if watch.gap is None or watch.silence is None else watch.silence.since
+    return watch.silence.since if watch.is_counted and watch.silence is not None else now
 
 
 def quiet_seconds(watch: JobWatch, now: float) -> float:

@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from hangwatch.config import Detector
 from hangwatch.detector import idle_workers, power_level
-from hangwatch.detector.baseline import learn_pause, recover_when_back
+from hangwatch.detector.baseline import end_pause, learn_pause, recover_when_back
 from hangwatch.detector.capture_due import (
     LOOK_SECONDS,
     capture_before_timeout,
@@ -75,7 +75,7 @@ def apply_sample(
     voters = watch.voters
     if voters:
         watch = with_power(watch, read_at=now)
-    if watch.gap is not None:
+    if watch.is_counted:
         return watch, ()
     if not voters:
         return _without_readings(watch, now, settings)
@@ -91,11 +91,12 @@ def apply_missing_sample(watch: JobWatch, now: float, settings: Detector) -> Cha
 
     A launcher without ranks is not affected, because it is judged by time only. A job with counters is judged by them.
     """
-    if watch.gap is not None:
+    if watch.is_counted:
         return watch, ()
     if watch.state is JobState.UNKNOWN and watch.progress.is_known:
         return enter_state(watch, JobState.TRAINING, _BY_COUNTERS, now)
-    if not watch.identity.has_ranks or watch.state not in _BY_POWER:
+    is_early = watch.state is JobState.SUSPECTED and watch.gap is not None
+    if not watch.identity.has_ranks or not (watch.state in _BY_POWER or is_early):
         return watch, ()
     silent_since = watch.since if watch.power.read_at is None else max(watch.since, watch.power.read_at)
     if now - silent_since < max(settings.hold_seconds, SAMPLE_GAP_SECONDS):
@@ -217,8 +218,9 @@ def _keep_quiet_gpus(watch: JobWatch, voters: list[GpuPower], now: float, settin
 
 def _suspected(watch: JobWatch, voters: list[GpuPower], now: float, settings: Detector) -> Change:
     if is_back(watch, voters, settings):
-        return enter_state(watch, JobState.TRAINING, "the GPUs were busy again before the capture ended", now)
-    return give_up_lost_capture(watch, watch.since, now, settings)
+        return enter_state(learn_pause(watch, end_pause(watch, now), now), JobState.TRAINING, "power is back", now)
+    # `on_progress` requests the captures of a suspicion before the hold.
+    return (watch, ()) if watch.gap is not None else give_up_lost_capture(watch, watch.since, now, settings)
 
 
 def _open(watch: JobWatch, voters: list[GpuPower], now: float, settings: Detector) -> Change:
@@ -268,7 +270,7 @@ def _shift_timers(watch: JobWatch, gap: float) -> JobWatch:
     watch = with_capture_record(with_power(watch, gpus=gpus), low_since=moved(watch.capture_record.low_since))
     if isinstance(watch.phase, Starting):
         watch = replace(watch, phase=replace(watch.phase, over_since=moved(watch.phase.over_since)))
-    if watch.gap is not None:  # its counters decide, see `on_progress`
+    if watch.is_counted:  # its counters decide, see `on_progress`
         return watch
     if watch.silence is not None:
         watch = replace(watch, silence=replace(watch.silence, since=watch.silence.since + gap))

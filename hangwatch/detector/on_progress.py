@@ -1,8 +1,9 @@
-"""Steps of the detector after a reading of the progress counters: the second trigger, next to power.
+"""Steps of the detector before the hold: a gap between collectives, or low power if no counters are known.
 
 A job that has enqueued no collective for an unusually long time is captured, without pausing a process. If its ranks do
 not progress, it is suspected, with a verdict and without a page. From then on its counters decide, not its power: a
 new collective ends the suspicion. Without one, a capture that ends at the hold decides if the job is hung or stalled.
+Without known counters, low power takes the place of the gap, and power ends the suspicion.
 """
 
 from collections.abc import Collection, Mapping
@@ -34,6 +35,8 @@ from hangwatch.detector.watch_parts import GapSuspicion, Silence, Suspicion
 from hangwatch.model import JobState, ProcessId
 from hangwatch.model.flight_records import ProgressCounter
 
+LOW_POWER_SECONDS = 15.0  # of a job without known counters, before its first light capture
+OLD_POWER_SECONDS = 10.0  # an older reading of power does not show that it is still low
 BETWEEN_CAPTURES_SECONDS = 20.0  # from the start of one capture to the start of the one that confirms it
 NEW_JOB_HOLDS = 2.5  # a gap is unusual after so many holds while usual gaps are not known, as at a start
 _MAY_BE_SUSPECTED = frozenset(
@@ -54,6 +57,7 @@ def apply_counters(
 ) -> Change:
     """Change the state of a job by one reading of the counters of its ranks. Return the changed watch and the actions.
 
+    If it has none, the length of its low power decides if a capture is due, and power ends the suspicion.
     A time of more than `gap_seconds` without a reading does not count. `capture_seconds` is the usual duration of a
     capture.
     """
@@ -67,6 +71,9 @@ def apply_counters(
     gap = watch.gap
     if gap is None:
         return _capture_gap(watch, now, settings, progress, capture_seconds)
+    if gap.by_power:
+        is_due = watch.state is JobState.SUSPECTED and _has_reading(watch, now)
+        return _suspected(watch, gap, now, settings, capture_seconds) if is_due else (watch, ())
     if watch.progress.advances > gap.advances:
         unusual = watch.progress.unusual_seconds(progress.shortest_gap_seconds, settings.hold_seconds)
         if not watch.is_open or unusual is None or watch.progress.gap_seconds(now) < unusual:
@@ -81,19 +88,19 @@ def apply_counters(
 def _skip_time(watch: JobWatch, seconds: float) -> JobWatch:
     watch = replace(watch, progress=skip_time(watch.progress, seconds))
     gap = watch.gap
-    if gap is None or watch.silence is None:
+    if gap is None or gap.by_power or watch.silence is None:
         return watch
     watch = replace(watch, silence=replace(watch.silence, since=watch.silence.since + seconds))
     return with_suspicion(watch, gap=replace(gap, asked_at=gap.asked_at + seconds))
 
 
 def _capture_gap(watch: JobWatch, now: float, settings: Detector, progress: Progress, capture_seconds: float) -> Change:
-    """Request a light capture if the present gap is unusual.
+    """Request a light capture if the present gap is unusual, or has lasted `LOW_POWER_SECONDS` if power measures it.
 
     Before the hold, the number of these captures is limited. After one in which the job progressed, the next one is
     due when the gap has lasted twice as long.
     """
-    looks, gap_seconds = watch.capture_record, watch.progress.gap_seconds(now)
+    looks, gap_seconds = watch.capture_record, _gap_seconds(watch, now)
     if looks.gap_capture_since is not None:
         is_lost = now - looks.gap_capture_since >= CAPTURE_LOST_SECONDS
         return (_expect_progress(with_capture_record(watch, gap_capture_since=None), now) if is_lost else watch), ()
@@ -101,7 +108,11 @@ def _capture_gap(watch: JobWatch, now: float, settings: Detector, progress: Prog
         return watch, ()
     unusual_seconds = watch.progress.unusual_seconds(progress.shortest_gap_seconds, settings.hold_seconds)
     last_seconds = settings.hold_seconds - capture_seconds  # a later capture is the one at the hold
-    if unusual_seconds is None:
+    if _is_by_power(watch, now):
+        if gap_seconds >= last_seconds:
+            return watch, ()  # low power requests the capture at the hold
+        unusual_seconds = LOW_POWER_SECONDS
+    elif unusual_seconds is None:
         if not watch.is_counted_only:
             return watch, ()
         unusual_seconds = last_seconds = NEW_JOB_HOLDS * settings.hold_seconds
@@ -118,13 +129,27 @@ def _capture_gap(watch: JobWatch, now: float, settings: Detector, progress: Prog
     if len(recent) >= progress.captures_per_hour:
         return watch, ()
     watch = with_capture_record(watch, gap_capture_since=now, gap_captures=(*recent, now))
+    reason = f"quiet for {gap_seconds:.0f} s" if _is_by_power(watch, now) else reason
     return watch, (TakeCapture(job_key=watch.identity.name.job_key, reason=reason, is_light=True, result="gap"),)
+
+
+def _is_by_power(watch: JobWatch, now: float) -> bool:
+    """True if the power of a job, not its counters, shows how long it has not progressed."""
+    return watch.state is JobState.QUIET and not watch.progress.is_known and _has_reading(watch, now)
+
+
+def _has_reading(watch: JobWatch, now: float) -> bool:
+    return watch.power.read_at is not None and now - watch.power.read_at < OLD_POWER_SECONDS
+
+
+def _gap_seconds(watch: JobWatch, now: float) -> float:
+    return quiet_seconds(watch, now) if _is_by_power(watch, now) else watch.progress.gap_seconds(now)
 
 
 def _begin_suspicion(
     watch: JobWatch, gap: GapSuspicion, message: str, now: float, places: frozenset[str] = frozenset()
 ) -> Change:
-    silence = Silence(since=now - watch.progress.gap_seconds(now))
+    silence = watch.silence if gap.by_power else Silence(since=now - watch.progress.gap_seconds(now))
     watch = learn_pause(watch, watch.ended_pause, now)
     watch = replace(watch, silence=silence, suspicion=Suspicion(fell=True, places=places, gap=gap))
     return enter_state(watch, JobState.SUSPECTED, message, now)
@@ -148,17 +173,20 @@ def apply_gap_capture(watch: JobWatch, seen: MotionCount, now: float, settings: 
     """Change the state of a job by the result of a light capture of its gap. Return the changed watch and the actions.
 
     A gap proves nothing if most ranks progress, or if the power is not low and no rank waits for another one: the job
-    may work without collectives.
+    may work without collectives. Low power proves nothing if any rank may progress: the others may wait for it.
     """
-    asked_at = watch.capture_record.gap_capture_since
+    asked_at, by_power = watch.capture_record.gap_capture_since, _is_by_power(watch, now)
     watch = with_capture_record(watch, gap_capture_since=None)
-    progressed_at = watch.progress.progressed_at
+    progressed_at = watch.quiet_since if by_power else watch.progress.progressed_at
     if asked_at is None or progressed_at is None or progressed_at > asked_at or watch.state not in _MAY_BE_SUSPECTED:
         return watch, ()
-    if not seen.total or proves_nothing(watch, seen, settings):
+    if not seen.total or proves_nothing(watch, seen, settings) or (by_power and seen.frozen < seen.total):
         return _expect_progress(watch, now), ()
-    gap = GapSuspicion(advances=watch.progress.advances, asked_at=now - seen.seconds, permanent=seen.permanent)
-    message = f"no new collective for {now - progressed_at:.0f} s, and its ranks do not progress"
+    gap = GapSuspicion(
+        advances=watch.progress.advances, asked_at=now - seen.seconds, permanent=seen.permanent, by_power=by_power
+    )
+    what = "quiet" if by_power else "no new collective"
+    message = f"{what} for {now - progressed_at:.0f} s, and its ranks do not progress"
     return _begin_suspicion(watch, gap, message, now, seen.places)
 
 
@@ -172,7 +200,7 @@ def _expect_progress(watch: JobWatch, now: float) -> JobWatch:
 
     The next one is due after twice the gap.
     """
-    twice = 2 * watch.progress.gap_seconds(now)
+    twice = 2 * max(quiet_seconds(watch, now), watch.progress.gap_seconds(now))
     return with_capture_record(watch, next_gap_seconds=twice, gap_in_progress=watch.progress.advances)
 
 
@@ -190,7 +218,8 @@ def _suspected(watch: JobWatch, gap: GapSuspicion, now: float, settings: Detecto
     if watch.capture_record.capturing:
         return give_up_lost_capture(watch, gap.asked_at, now, settings)
     if quiet_seconds(watch, now) >= settings.hold_seconds - capture_seconds:
-        return _ask_at_hold(watch, f"still no new collective after {quiet_seconds(watch, now):.0f} s", now)
+        what = "quiet for" if gap.by_power else "still no new collective after"
+        return _ask_at_hold(watch, f"{what} {quiet_seconds(watch, now):.0f} s", now)
     if not gap.permanent or now - gap.asked_at < BETWEEN_CAPTURES_SECONDS:
         return watch, ()
     watch = with_suspicion(with_capture_record(watch, capturing=True), gap=replace(gap, asked_at=now))

@@ -83,9 +83,10 @@ class CaptureRecord(Value, frozen=True):
       baseline or was never busy. A capture in which its ranks progress sets it again. The next light capture is due
       `low_power_pause_seconds` later, and not before the hold.
     * `standstills`: the ranks that the last captures found between the same few lines of code.
-    * `gap_capture_since`: time when the light capture of a gap was requested that runs now. `gap_captures`: the times
-      of these requests in the last hour. If such a capture found progress, the next one is due when the gap has lasted
-      `next_gap_seconds`. `gap_in_progress` is the number of advances at that capture.
+    * `gap_capture_since`: time when the light capture of a gap, or of low power before the hold, was requested that
+      runs now. `gap_captures`: the times of these requests in the last hour. If such a capture found progress, the next
+      one is due when the gap has lasted `next_gap_seconds`. `gap_in_progress` is the number of advances at that
+      capture.
     """
 
     capturing: bool = False
@@ -150,8 +151,10 @@ class Silence(Value, frozen=True):
 
 
 class GapSuspicion(Value, frozen=True):
-    """The part of a suspicion that began because of a gap between collectives. Then the counters decide, not power.
+    """The part of a suspicion that began before the hold. Its captures do not pause a process.
 
+    * `by_power`: it began because of low power, and power ends it, since the counters of the job are not known.
+      Otherwise it began because of a gap between collectives, and the counters decide.
     * `advances`: the number of times that the job had progressed; a higher number ends the suspicion.
     * `asked_at`: the start of the last capture. `is_at_hold`: this capture ends at the hold, or later.
     * `permanent`: the ranks in a state that cannot end by itself, by the last capture. `pages_at_once`: two captures
@@ -163,6 +166,7 @@ class GapSuspicion(Value, frozen=True):
     is_at_hold: bool = False
     permanent: frozenset[RankId] = frozenset()
     pages_at_once: bool = False
+    by_power: bool = False
 
 
 class Suspicion(Value, frozen=True):
@@ -177,7 +181,7 @@ class Suspicion(Value, frozen=True):
     * `is_in_rendezvous`: the last capture found all ranks in a rendezvous.
     * `timeout_capture_at`: time of the request for a capture before the collective timeout.
     * `sleepers`: the ranks that the last captures found asleep.
-    * `gap`: set if the suspicion began because of a gap between collectives.
+    * `gap`: set if the suspicion began before the hold.
     """
 
     fell: bool = False

@@ -78,7 +78,7 @@ def add_capture(entry: JobEntry, look: Diagnosis, now: float) -> Incident:
     incident = entry.open_incident
     if incident is None:
         incident = look.incident(entry.job, entry.watch.state, entry.timeline, quiet_seconds(entry.watch, now))
-        incident = replace(incident, by_counters=entry.watch.gap is not None)
+        incident = replace(incident, by_counters=entry.watch.is_counted)
         if entry.suspected is None:
             return incident
         return replace(incident, captures=(entry.suspected.capture, look.capture))

@@ -74,7 +74,7 @@ def _apply_capture(
         detector.find_settled_ranks(entry.watch, standstill.find_stays(look.grouping), now, settings)
     )
     watch, look = _follow_sleepers(entry.watch, look, now, settings)
-    if watch.gap is not None:
+    if watch.is_counted:
         look = look.without_busy_gpus(settings.quiet_fraction)
     seen = replace(
         _count_gap_facts(look),

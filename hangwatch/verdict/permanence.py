@@ -54,7 +54,7 @@ def find_permanent(grouping: Grouping, verdict: Verdict) -> frozenset[RankId]:
         if any(each.stays_open and each.operation.startswith(PROVING) for each in records.operations)
     }
     suspects = (each for each in members if each[1].id in named)
-    awaits_all = DEFAULT_GROUP in waited_in or not any(member.recorder.libraries for _, member in members)
+    awaits_all = DEFAULT_GROUP in waited_in
     if permanent := frozenset(each[1].id for each in suspects if _cannot_move(*each, awaits_all=awaits_all)):
         return permanent
     answer = decide_by_records(grouping)
@@ -89,7 +89,7 @@ def _only_waits(group: Group, member: Member) -> bool:
 def _cannot_move(group: Group, member: Member, *, awaits_all: bool) -> bool:
     """True if a signal has stopped a rank or every process that can end its call, or if it has ended and is awaited.
 
-    If it has ended without a trace, and flight recorders show no wait in a group of all ranks that needs each of them
+    If it has ended without a trace, and no flight recorder shows a wait in a group of all ranks that needs each of them
     (not `awaits_all`), it may have left when its work was done, as after its part of a gather. Only an outsider can
     continue stopped processes, or another thread of the rank, which may have stopped its helpers. A tracer, a freezer
     or a timeout may end other waits that look alike.

@@ -12,7 +12,8 @@ from msgspec import structs
 from hangwatch.model import Awaited, FileLock, KernelCall
 from tests.scenarios import power
 from tests.scenarios.power import HOUR, TRAINS, WAITS, WAITS_AT_BARRIER
-from tests.scenarios.simulation import Doing, Node
+from tests.scenarios.simulation import MAIN_PTHREAD_ID, Doing, Node
+from tests.unit.test_waitfor import record, recorder
 
 HOLD_SECONDS = 120.0
 STALLED_SECONDS = 900.0
@@ -66,8 +67,13 @@ class Hang:
 
 
 def after(odd: int | None, stuck: Doing | None, others: Doing = WAITS, work: Doing = TRAINS) -> Node:
-    """Return a node on which all ranks train for an hour. Then one rank is stuck and the others wait for it."""
-    return Node(lambda gpu, t: work if t < HOUR else stuck if gpu == odd else others)
+    """Return a node on which all ranks train for an hour. Then one rank is stuck and the others wait for it.
+
+    If it has ended (`stuck` is None), the flight recorders of the others show that they need it.
+    """
+    open_one = (recorder(record(7, state="open", thread_id=MAIN_PTHREAD_ID)),)
+    node = Node(lambda gpu, t: work if t < HOUR else stuck if gpu == odd else others)
+    return node if stuck is not None else replace(node, recorders=lambda _gpu, t: open_one if t >= HOUR else ())
 
 
 def without_power(node: Node) -> Node:

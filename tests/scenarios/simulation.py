@@ -276,8 +276,7 @@ class Simulation:
             self._start_again(t)
         if t % self.settings.jobs.discover_seconds == 0:
             self._discover(t)
-        if self._has_counters:
-            self._read_counters(t)
+        self._read_counters(t)
         if not self.node.silent(t):
             self.snapshot, actions = steps.record_sample(
                 self.snapshot,
@@ -302,7 +301,7 @@ class Simulation:
         counters = {
             self.node.process(gpu, t): self.node.counter(gpu, t, self._collectives[gpu])
             for gpu in self.node.gpus
-            if self.node.doing(gpu, t) is not None
+            if self._has_counters and self.node.doing(gpu, t) is not None
         }
         self.snapshot, actions = steps.record_counters(
             self.snapshot,

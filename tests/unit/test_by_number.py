@@ -555,6 +555,15 @@ def with_odd(
     return Grouping(groups=(waiting, group), world_size=8)
 
 
+def without_recorders(grouping: Grouping) -> Grouping:
+    """Return the same grouping, without flight recorders."""
+    groups = (
+        replace(group, members=tuple(replace(each, recorder=RecorderFacts()) for each in group.members))
+        for group in grouping.groups
+    )
+    return replace(grouping, groups=tuple(groups))
+
+
 def permanent(grouping: Grouping) -> list[int | None]:
     named = Verdict(kind="OutsideCollective", message="Rank 3.", named=(grouping.groups[-1].members[0].id,))
     return [rank.rank for rank in find_permanent(grouping, named)]
@@ -570,6 +579,7 @@ PERMANENT = {
     "gone, and the others wait in their own group": (with_odd(Signature.GONE, waited_in="7"), False),
     "gone, and the others gather": (with_odd(Signature.GONE, operation="gather"), False),
     "gone, and no record shows the wait": (with_odd(Signature.GONE, waited_in=""), False),
+    "gone, and there are no flight recorders": (without_recorders(with_odd(Signature.GONE)), False),
     "died": (with_odd(Signature.GONE, waited_in="", died=Died(text="ValueError", detail="", unix_seconds=1.0)), True),
     "gone, while the others leave": (with_odd(Signature.GONE, others="leaving"), False),
     "stopped": (with_odd(Signature.STOPPED, STOPPED), True),

@@ -408,7 +408,7 @@ def test_more_than_half_must_be_back(back: int, is_back: bool) -> None:
 def test_power_that_comes_back_during_the_capture_says_so() -> None:
     played = suspected().feed(WORK, 3)
     assert played.take() == [
-        went(JobState.SUSPECTED, JobState.TRAINING, "the GPUs were busy again before the capture ended")
+        went(JobState.SUSPECTED, JobState.TRAINING, "power is back")
     ]
 
 

@@ -11,9 +11,9 @@ from msgspec.structs import replace
 from hangwatch.config import Progress, Settings
 from hangwatch.model import Fault
 from hangwatch.model.flight_records import ProgressCounter
-from tests.scenarios.power import LOCKED, STOPPED, TRAINING, TRAINS, WAITS, between
+from tests.scenarios.power import LOCKED, SAVES, STOPPED, TRAINING, TRAINS, WAITS, between
 from tests.scenarios.progress import BEHIND_FULL_GPU, WAITS_AT_FULL_POWER, after, without_power
-from tests.scenarios.simulation import SETTINGS, Doing, Node, Played, play
+from tests.scenarios.simulation import SETTINGS, UNIX_START, Doing, Node, Played, play
 
 BEGIN = 600.0
 TWO_JOBS = (("first", range(4)), ("second", range(4, 8)))
@@ -92,6 +92,34 @@ def test_restart_of_the_daemon_in_a_hang_at_full_power_keeps_the_incident(restar
 def test_job_that_continues_just_before_the_hold_does_not_page(seconds: int) -> None:
     job = run(pausing((BEGIN, seconds)), BEGIN + 400)["job"]
     assert not job.pages and job.states[-1] == "training"
+
+
+@pytest.mark.parametrize(
+    ("blocked", "seconds", "states", "paged"),
+    [
+        (STOPPED, 300, ["suspected", "hung"], 60),
+        (LOCKED, 300, ["suspected", "hung"], 130),
+        (LOCKED, 60, ["suspected", "training"], None),
+        (SAVES, 60, ["training"], None),
+    ],
+    ids=["stopped", "locked", "pause", "works"],
+)
+def test_low_power_without_counters_is_suspected_before_the_hold(
+    blocked: Doing, seconds: float, states: list[str], paged: float | None
+) -> None:
+    node = pausing((BEGIN, seconds), blocked=changed(blocked, watts=80.0))
+    job = play(node, BEGIN + 300, SETTINGS)["job"]
+    assert job.states[job.states.index("quiet") + 1 :] == states
+    assert job.glances and job.looks[0].capture.started_unix_seconds - UNIX_START - BEGIN <= 25
+    assert bool(job.pages) == (paged is not None) and all(page - BEGIN <= (paged or 0) for page in job.pages)
+
+
+@pytest.mark.parametrize(
+    "unread", [{"lost": lambda _gpu, t: t > BEGIN + 40}, {"silent": lambda t: t > BEGIN + 40}], ids=["GPUs", "samples"]
+)
+def test_suspicion_by_power_ends_as_unknown_without_readings(unread: dict[str, Callable[..., bool]]) -> None:
+    job = play(changed(pausing((BEGIN, 1000)), **unread), BEGIN + 600, SETTINGS)["job"]
+    assert job.states[-2:] == ["suspected", "unknown"] and not job.pages
 
 
 @pytest.mark.parametrize("hidden", [without_power, lambda node: node], ids=["counters", "power"])

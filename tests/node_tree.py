@@ -11,6 +11,7 @@ import pytest
 from hangwatch.checks.framework import registry, runner
 from hangwatch.model import CheckResult, Job, ProcessId, Rank, Worker
 from hangwatch.probes.base.filesystems import FilesystemReader
+from hangwatch.probes.base.pseudo_files import PAGE_BYTES
 from hangwatch.probes.node.kmsg import KernelEvents, KernelLog
 from hangwatch.probes.node.machine import Clock, Node
 from hangwatch.probes.torch_recorder import Recorders
@@ -26,7 +27,6 @@ STATUS = """Name:\t{comm}
 State:\t{state} (whatever)
 Pid:\t{pid}
 Uid:\t{uid}\t{uid}\t{uid}\t{uid}
-VmRSS:\t{rss_kib} kB
 CapEff:\t{capabilities}
 Seccomp:\t{seccomp}
 """
@@ -119,11 +119,10 @@ class NodeTree:
         self.write(f"{home}/limits", LIMITS.format(soft=soft, hard=hard))
         self.write(
             f"{home}/status",
-            STATUS.format(
-                comm=comm, state=state, pid=pid, uid=uid, rss_kib=rss_kib, capabilities=capabilities, seccomp=seccomp
-            ),
+            STATUS.format(comm=comm, state=state, pid=pid, uid=uid, capabilities=capabilities, seccomp=seccomp),
         )
-        fields = [state, "1", "1", "1", "0", "-1", "4194304", *["0"] * 12, str(start_ticks), *["0"] * 30]
+        fields = [state, "1", "1", "1", "0", "-1", "4194304", *["0"] * 12, str(start_ticks)]
+        fields += ["0", str(rss_kib * 1024 // PAGE_BYTES), *["0"] * 28]
         self.write(f"{home}/stat", f"{pid} ({comm}) {' '.join(fields)}\n")
         self.write(f"{home}/environ", "\0".join(f"{name}={value}" for name, value in (environ or {}).items()) + "\0")
         self.write(f"{home}/maps", "")

@@ -12,7 +12,6 @@ from hangwatch.checks.framework.contract import JOB, Check, Metric, Metrics, cri
 from hangwatch.model import BLOCKED_STATES, ENDED_STATES, STOPPED_STATES, CheckVerdict, Fault, Job, JobName, Rank, Value
 from hangwatch.probes.base import procfs
 from hangwatch.probes.node.machine import Node
-from hangwatch.probes.process import proc_pid
 
 LAUNCHERS_LISTED = 4
 GONE = "gone"
@@ -73,19 +72,18 @@ def _job(node: Node, job: Job) -> JobState:
 
 
 def _rank(node: Node, job: Job, rank: Rank) -> RankState:
-    now = procfs.read_state(rank.id.pid, node.proc_root)
-    is_same = now is not None and now[0] == rank.id
-    state = now[1] if now is not None and is_same else GONE
-    pids = (rank.id.pid, *(worker.id.pid for worker in rank.workers))
-    answers = [proc_pid.status(node.proc_root, pid) for pid in pids]
-    rows = [answer for answer in answers if isinstance(answer, dict)] if is_same else []
-    memory = [size for row in rows if (size := proc_pid.size_of_row(row, "VmRSS")) is not None]
+    now = procfs.read_stat(f"{node.proc_root}/{rank.id.pid}")
+    if now is not None and now.start_ticks != rank.id.start_ticks:
+        now = None
+    state = GONE if now is None else now.state
+    workers = [procfs.read_stat(f"{node.proc_root}/{worker.id.pid}") for worker in rank.workers]
+    stats = [stat for stat in (now, *workers) if stat is not None and now is not None]
     return RankState(
         rank=contract.RankName.of_rank(job, rank),
         pid=rank.id.pid,
         state="T" if state in STOPPED_STATES else state,
-        resident_bytes=sum(memory) if memory else None,
-        dead_workers=sum(row.get("State", " ")[0] in ENDED_STATES for row in rows[1:]),
+        resident_bytes=sum(stat.resident_bytes for stat in stats) or None,
+        dead_workers=sum(stat.state in ENDED_STATES for stat in stats[1:]),
         wchan=procfs.read_counters(rank.id.pid, node.proc_root).wchan if state in BLOCKED_STATES else None,
     )
 

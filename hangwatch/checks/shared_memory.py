@@ -113,4 +113,4 @@ def _mib(size_bytes: int) -> str:
     return f"{size_bytes / (1 << 20):,.0f} MiB"
 
 
-CHECK = Check(observe, METRICS, judge, settings=Settings, every_seconds=30, absent="this node has no /dev/shm")
+CHECK = Check(observe, METRICS, judge, settings=Settings, every_seconds=60, absent="this node has no /dev/shm")

@@ -407,9 +407,7 @@ def test_more_than_half_must_be_back(back: int, is_back: bool) -> None:
 
 def test_power_that_comes_back_during_the_capture_says_so() -> None:
     played = suspected().feed(WORK, 3)
-    assert played.take() == [
-        went(JobState.SUSPECTED, JobState.TRAINING, "power is back")
-    ]
+    assert played.take() == [went(JobState.SUSPECTED, JobState.TRAINING, "power is back")]
 
 
 def test_recovered_job_with_low_power_is_quiet() -> None:

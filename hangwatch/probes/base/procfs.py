@@ -185,6 +185,7 @@ class Stat(NamedTuple):
     start_ticks: int
     cpu_ticks: int
     is_kernel_thread: bool
+    resident_bytes: int
     env_start: int
     environ_bytes: int
     content_hash: int
@@ -239,7 +240,7 @@ def parse_stat(raw: bytes) -> Stat | None:
     """Parse fields by their number in proc_pid_stat(5). The comm may contain any byte, also closing brackets."""
     comm_start, comm_end = raw.find(b"("), raw.rfind(b")")
     fields = raw[comm_end + 2 :].split()
-    if comm_start < 0 or len(fields) < 20:
+    if comm_start < 0 or len(fields) < 22:
         return None
     try:
         return Stat(
@@ -250,6 +251,7 @@ def parse_stat(raw: bytes) -> Stat | None:
             start_ticks=int(fields[19]),
             cpu_ticks=int(fields[11]) + int(fields[12]),
             is_kernel_thread=bool(int(fields[6]) & _KERNEL_THREAD),
+            resident_bytes=int(fields[21]) * PAGE_BYTES,
             env_start=int(fields[47]) if len(fields) > 47 else 0,
             environ_bytes=int(fields[48]) - int(fields[47]) if len(fields) > 48 else 0,
             content_hash=hash(raw),

@@ -51,18 +51,12 @@ def open_files(proc_root: Path, pid: int) -> int | Fault | None:
 
 
 def status(proc_root: Path, pid: int | str) -> dict[str, str] | Fault | None:
-    """Return the rows of /proc/PID/status by name, e.g. `CapEff`, `VmRSS`, `Seccomp`."""
+    """Return the rows of /proc/PID/status by name, e.g. `CapEff`, `Seccomp`."""
     text = pseudo_files.read(proc_root / str(pid) / "status", f"pid {pid}")
     if not isinstance(text, str):
         return text
     rows = (line.partition(":") for line in text.splitlines())
     return {name: value.strip() for name, _, value in rows if value}
-
-
-def size_of_row(rows: dict[str, str], name: str) -> int | None:
-    """Return the bytes in a row such as VmRSS; None without the row: a zombie has no memory."""
-    fields = rows.get(name, "").split()
-    return int(fields[0]) * 1024 if fields and fields[0].isdecimal() else None
 
 
 def variables(proc_root: Path, pid: int, wanted: Collection[str]) -> dict[str, str] | Fault | None:

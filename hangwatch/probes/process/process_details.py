@@ -17,7 +17,6 @@ from hangwatch.model import ProcessDetails, ProcessId
 from hangwatch.model.keyed_lists import list_by_key
 from hangwatch.probes.base import procfs, pseudo_files
 from hangwatch.probes.network import sockets
-from hangwatch.probes.process import proc_pid
 
 MOST_PROCESSES = 8
 _LISTED = 32
@@ -39,9 +38,9 @@ def _read(pid: int, tables: sockets.Tables) -> ProcessDetails:
     import psutil  # not at the start: only details of a named rank need it, and it costs 1 MiB
 
     proc_root = tables.proc_root
-    status, links = proc_pid.status(proc_root, pid), sockets.descriptors(pid, proc_root)
+    links = sockets.descriptors(pid, proc_root)
     details = ProcessDetails(
-        swap_bytes=proc_pid.size_of_row(status, "VmSwap") if isinstance(status, dict) else None,
+        swap_bytes=procfs.read_swap_bytes(pid, proc_root),
         descriptors=None if links is None else len(links),
         connections=_first_of(_connections(pid, links or {}, tables)),
         children=_first_of(_children(pid, proc_root)),

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pynvml
+from msgspec.structs import replace
 
 from hangwatch.model import Fault, GpuSample, GpuSweep
 from hangwatch.probes.gpu.details import XidEvent
@@ -24,7 +25,7 @@ SAMPLE = "sample"
 """The purpose of driver calls for a sample."""
 
 FULL_EVERY_SECONDS = 10.0
-"""Period of full samples: also the compute processes, and the energy. Its call takes 4.5 ms of CPU on an H200."""
+"""Period of full samples: more than power, utilisation, clock. The call for the energy takes 4.5 ms on an H200."""
 
 EVENTS_KEPT = 256
 MAX_PER_DRAIN = 64
@@ -97,8 +98,8 @@ class Driver:
             except pynvml.NVMLError as error:
                 self.lost.append(nvml_fault(error, "nvmlDeviceGetHandleByIndex", index))
                 continue
-            if last := before.get(gpu.uuid):
-                gpu.pids, gpu.energy_joules = last.pids, last.energy_joules
+            if (last := before.get(gpu.uuid)) and last.full:
+                gpu.full = GpuSample.copy_from(gpu, last.full, faults=last.full.faults)
             self.gpus.append(gpu)
         self.gpus.sort(key=lambda gpu: gpu.index)
         self.xids.listen(self.gpus, self.announce)
@@ -122,30 +123,39 @@ def read_gpu(gpu: Gpu, is_full: bool) -> GpuSample | Fault:
     """Return a sample of a GPU, or a fault if nothing could be read."""
     gpu.faults = []
     try:
-        ask = gpu.ask
-        utilization = ask(pynvml.nvmlDeviceGetUtilizationRates)
-        memory = ask(pynvml.nvmlDeviceGetMemoryInfo)
-        if is_full:
-            gpu.energy_joules = scaled(ask(pynvml.nvmlDeviceGetTotalEnergyConsumption), 1e-3)
-            processes = ask(pynvml.nvmlDeviceGetComputeRunningProcesses_v3)
-            if processes is not None:
-                gpu.pids = tuple(sorted({process.pid for process in processes}))
-        sample = GpuSample.copy_from(
-            gpu,
-            power_watts=scaled(ask(pynvml.nvmlDeviceGetPowerUsage), 1e-3),
+        if is_full or gpu.full is None:
+            gpu.full = _read_full(gpu)
+            gpu.faults = []
+        utilization = gpu.ask(pynvml.nvmlDeviceGetUtilizationRates)
+        sample = replace(
+            gpu.full,
+            power_watts=scaled(gpu.ask(pynvml.nvmlDeviceGetPowerUsage), 1e-3),
             utilization_ratio=None if utilization is None else utilization.gpu / 100,
-            memory_used_bytes=None if memory is None else memory.used,
-            memory_total_bytes=None if memory is None else memory.total,
-            sm_clock_hertz=scaled(ask(pynvml.nvmlDeviceGetClockInfo, pynvml.NVML_CLOCK_SM), 1e6),
-            temperature_celsius=scaled(ask(pynvml.nvmlDeviceGetTemperature, pynvml.NVML_TEMPERATURE_GPU), 1.0),
-            faults=(*gpu.static_faults, *gpu.faults),
+            sm_clock_hertz=scaled(gpu.ask(pynvml.nvmlDeviceGetClockInfo, pynvml.NVML_CLOCK_SM), 1e6),
+            faults=(*gpu.static_faults, *gpu.full.faults, *gpu.faults),
         )
     except pynvml.NVMLError as error:
         return nvml_fault(error, "sample", gpu.index)
-    readings = (sample.power_watts, sample.utilization_ratio, sample.memory_used_bytes, sample.temperature_celsius)
+    readings = (sample.power_watts, sample.utilization_ratio, sample.sm_clock_hertz)
     if gpu.faults and all(reading is None for reading in readings):
         return gpu.faults[0]
     return sample
+
+
+def _read_full(gpu: Gpu) -> GpuSample:
+    """Return the values of a GPU that are not read with each sample, and the faults of reading them."""
+    memory = gpu.ask(pynvml.nvmlDeviceGetMemoryInfo)
+    processes = gpu.ask(pynvml.nvmlDeviceGetComputeRunningProcesses_v3)
+    last_pids = gpu.full.pids if gpu.full is not None else ()
+    return GpuSample.copy_from(
+        gpu,
+        memory_used_bytes=None if memory is None else memory.used,
+        memory_total_bytes=None if memory is None else memory.total,
+        temperature_celsius=scaled(gpu.ask(pynvml.nvmlDeviceGetTemperature, pynvml.NVML_TEMPERATURE_GPU), 1.0),
+        energy_joules=scaled(gpu.ask(pynvml.nvmlDeviceGetTotalEnergyConsumption), 1e-3),
+        pids=last_pids if processes is None else tuple(sorted({process.pid for process in processes})),
+        faults=tuple(gpu.faults),
+    )
 
 
 class XidListener:

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import pynvml
 
-from hangwatch.model import Fault
+from hangwatch.model import Fault, GpuSample
 from hangwatch.probes.base.gpu_source import INSTALL_DRIVER
 
 T = TypeVar("T")
@@ -66,8 +66,7 @@ class Gpu:
         self.power_limit_watts = scaled(self.ask(pynvml.nvmlDeviceGetEnforcedPowerLimit), 1e-3)
         self.mig_uuids = tuple(self._read_mig_uuids())
         self.static_faults = tuple(self.faults)
-        self.pids: tuple[int, ...] = ()
-        self.energy_joules: float | None = None
+        self.full: GpuSample | None = None
         self.gpm: Any = None
         """The last reading of module `gpm`."""
 

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from hangwatch import tables
+from hangwatch import tables, words
 from hangwatch.formats import decoding, process_title
 from hangwatch.limits import LONGEST_LINE
 from hangwatch.logs.failures import TEXTS
@@ -23,10 +23,13 @@ _NOBODY = RankId()
 _LONGEST_HEADING = 160
 _LINES_AFTER_HEADING = 16
 _LINES_AFTER_SENTENCE = 4
+_BEGUN = -1
 _PATTERNS = tables.Patterns("line_prefixes.toml")
 _BRACKETS = ("of_rank", "open_mpi", "host_local", "host_rank", "sagemaker", "mpirun", "torchrun", "kubectl", "sglang")
 _OF_AGENT = r"[EIW]\d{4} [\d:.]{15} \d{1,10} torch/distributed/elastic/"
 _MARK_WITHIN = 200
+_WORDS_BESIDE_PLACE = 3
+_WORDS_OF_PLACES = ("exec ", "ssh ", ">>")  # of headings with more words
 _TEXT_KEYS = ("log", "message", "msg", "MESSAGE", "textPayload", "text", "line", "content", "@message", "_msg", "event")
 _EXCEPTION_KEYS = ("exception", "exc_info", "exc_text", "traceback", "stack_trace")  # structlog, python-json-logger
 _LIST_KEYS = ("events", "data", "result", "hits", "logs", "entries")
@@ -151,34 +154,45 @@ def find_labels(head: Sequence[str]) -> str:
 
 
 class Headings:
-    """A reader of headings that name the rank of the next dump: `### Rank 2`, `<summary>rank 2</summary>`.
+    """A reader of headings that name the rank or place of the next dump: `### Rank 2`, `<summary>rank 2</summary>`.
 
     The rank of a heading applies from the beginning of the dump after it to the next heading. A line with other words
     (`py-spy of rank 3 (hung):`) is a heading if it has one rank and a mark of a heading, and a dump follows at once.
+    So is a line with only a host or pod, as dshbak and Ansible print it, or a command for it (`kubectl exec`).
     """
 
     def __init__(self, begins_dump: Callable[[str], bool]) -> None:
         self._begins_dump = begins_dump
-        self._announced: int | None = None
-        self._lines_left = 0
-        self._rank: int | None = None
+        self._place, self._is_sure = _NOBODY, True
+        self._lines_left = 0  # until the dump must begin
 
-    def follow(self, line: str) -> int | None:
-        """Return the rank that the last heading gives to this line; None if no heading applies."""
-        is_short = len(line) < _LONGEST_HEADING and "rank" in line.lower()
-        heading = _PATTERNS["heading"].match(line) if is_short else None
-        is_marked = is_short and not heading and _PATTERNS["mark_of_heading"].search(line)
-        ranks = _PATTERNS["rank_in_heading"].findall(line) if is_marked else []
-        if heading or (len(ranks) == 1 and not self._begins_dump(line)):
-            self._announced, self._rank = int(heading.group(1) if heading else ranks[0]), None
-            self._lines_left = _LINES_AFTER_HEADING if heading else _LINES_AFTER_SENTENCE
-        elif self._announced is not None and self._rank is None:
-            self._lines_left -= 1
-            if self._begins_dump(line):
-                self._rank = self._announced
-            elif self._lines_left <= 0:
-                self._announced = None
-        return self._rank
+    def follow(self, line: str, outside: RankId) -> tuple[RankId, bool]:
+        """Return the rank or place that the last heading gives to this line, and false if that was a sentence.
+
+        It is `outside` if no heading applies.
+        """
+        announced, is_sure = self._read(line) if len(line) < _LONGEST_HEADING else (None, True)
+        if announced is not None:
+            self._place, self._is_sure = replace(announced, node=announced.node or self._place.node), is_sure
+            self._lines_left = _LINES_AFTER_HEADING if is_sure else _LINES_AFTER_SENTENCE
+        elif self._lines_left > 0:
+            self._lines_left = _BEGUN if self._begins_dump(line) else self._lines_left - 1
+            self._place = self._place if self._lines_left else _NOBODY
+        if self._lines_left != _BEGUN:
+            return outside, True
+        return replace(outside, node=self._place.node or outside.node, rank=self._place.rank), self._is_sure
+
+    def _read(self, line: str) -> tuple[RankId | None, bool]:
+        """Return the rank or place in a heading, and true if the line has no other words. None for other lines."""
+        if "rank" in line.lower():
+            heading = _PATTERNS["heading"].match(line)
+            is_sentence = heading is None and _PATTERNS["mark_of_heading"].search(line) is not None
+            ranks = _PATTERNS["rank_in_heading"].findall(line) if is_sentence else heading.groups() if heading else ()
+            if len(ranks) == 1 and (heading or not self._begins_dump(line)):
+                return RankId(rank=int(ranks[0])), not is_sentence
+        may_be_place = line.count(" ") < _WORDS_BESIDE_PLACE or words.holds_any(line, _WORDS_OF_PLACES)
+        place = _PATTERNS["place_heading"].match(line) if may_be_place else None
+        return (RankId(node=place.group(place.lastindex or 0)) if place else None), False
 
 
 def split(line: str, file_id: RankId, labels: str = "") -> tuple[RankId, bool, str]:

@@ -164,6 +164,29 @@ def test_line_with_other_words_tells_no_rank_of_a_dump(line: str) -> None:
     assert [rank.rank for rank in ids(collect(line, *process(41, *WAITS)))] == [None]
 
 
+@pytest.mark.parametrize(
+    "heading",
+    ["=== llm-worker-{} ===", "gpu{}", "gpu{} | CHANGED | rc=0 >>", "$ kubectl exec -n ml gpu-{} -- py-spy dump"],
+)
+def test_heading_of_a_host_or_pod_separates_dumps_with_equal_pids(heading: str) -> None:
+    found = collect(*(line for rank in range(3) for line in (heading.format(rank), *process(1, *WAITS))))
+    nodes = [rank.node or "" for rank in ids(found)]
+    assert [node[-1] for node in nodes] == ["0", "1", "2"]
+    assert len(found.ranks[0].rounds) == 1
+
+
+def test_heading_of_a_round_separates_no_processes() -> None:
+    assert ids(collect("=== round-1 ===", *process(1, *WAITS), "=== round-2 ===", *process(1, *WAITS))) == [
+        RankId(pid=1)
+    ]
+
+
+def test_rank_in_a_sentence_is_not_that_of_several_processes_below() -> None:
+    dumps = [process(40 + rank, *WAITS, command=f"python t.py --local_rank={rank}") for rank in range(2)]
+    found = collect("### rank 16 run: how it was taken", *dumps[0], *dumps[1])
+    assert [(rank.rank, rank.local_rank) for rank in ids(found)] == [(None, 0), (None, 1)]
+
+
 def test_rank_alone_on_a_line_of_a_log_tells_no_rank() -> None:
     assert collect("rank 2:", *["step 1"] * 20, *process(41, *WAITS)).ranks[0].id == RankId(pid=41)
 

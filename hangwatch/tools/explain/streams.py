@@ -5,8 +5,6 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from typing import NamedTuple
 
-from msgspec import structs
-
 from hangwatch.logs import line_prefixes
 from hangwatch.model import RankId
 from hangwatch.tools.explain import file_names, line_stream
@@ -78,8 +76,8 @@ class Streams:
             rank, sure = self._heading
         else:
             self._heading = None
-        if rank is self._unmarked and (number_above := self._headings.follow(line)) is not None:
-            rank = structs.replace(rank, rank=number_above)
+        if rank is self._unmarked:
+            rank, sure = self._headings.follow(line, rank)
         if (rank, sure) not in self._sources and len(self._sources) >= _MOST_STREAMS:
             self._add_note(
                 f"{self._name}: more than {_MOST_STREAMS:,} prefixes; a further prefix is read as part of its line"

@@ -75,7 +75,7 @@ def supplement_of_live_job(logs: Sequence[RankLog], ranks_here: int) -> Suppleme
     sentence quotes no line of a log, because metrics and pages show it.
     """
     kinds = group_failures(logs)
-    ranks = tuple(_find_first_error(kinds, logs)) if len(logs) * 2 >= max(ranks_here, 3) else ()
+    ranks = _find_first_error(kinds, logs) if len(logs) * 2 >= max(ranks_here, 3) else ()
     are = "are" if len(ranks) > 1 else "is"
     return Supplement(
         evidence=tuple(_evidence(logs, kinds, log_ends.fold(logs))),
@@ -87,21 +87,17 @@ def supplement_of_live_job(logs: Sequence[RankLog], ranks_here: int) -> Suppleme
     )
 
 
-def _find_first_error(kinds: Sequence[FailureKind], logs: Sequence[RankLog]) -> Iterator[CheckFirst]:
-    """Yield the ranks that failed first. If none did, yield the only rank with a line of NCCL about a problem.
+def _find_first_error(kinds: Sequence[FailureKind], logs: Sequence[RankLog]) -> tuple[CheckFirst, ...]:
+    """Return the ranks that failed first. If none did, return the only rank with a line of NCCL about a problem.
 
     There must be at least three times as many other ranks.
     """
-    first = find_first_failure(kinds, logs)
+    first, lone = find_first_failure(kinds, logs), nccl_lines.find_lone_trouble(logs, ("self", "peer"))
     if first is not None:
-        if len(first.ids) * (TIMES_AS_MANY + 1) <= len(logs) or len(first.ids) == 1:
-            why = f"its log shows the first failure: {_describe_failure(first.failure)}"
-            settle = f"read the end of {first.logs[0].source}"
-            yield from (CheckFirst.copy_from(rank, why=why, settle=settle) for rank in first.ids)
-        return
-    if (lone := nccl_lines.find_lone_trouble(logs, ("self", "peer"))) is not None:
-        hint = _hint_at_trouble(lone)
-        yield CheckFirst.copy_from(lone.log.id, why=hint.why, settle=hint.settle)
+        hint = _hint_at_failure(first, logs)._replace(settle=f"read the end of {first.logs[0].source}")
+    else:
+        hint = _hint_at_trouble(lone) if lone else _Hint("", (), "", "")
+    return tuple(CheckFirst.copy_from(rank, why=hint.why, settle=hint.settle) for rank in hint.ranks)
 
 
 class _Hint(NamedTuple):
@@ -118,11 +114,24 @@ class _Hint(NamedTuple):
     is_sure: bool = True
 
 
+def _hint_at_failure(first: FailureKind, logs: Sequence[RankLog]) -> _Hint:
+    are_few = len(first.ids) == 1 or len(first.ids) * (TIMES_AS_MANY + 1) <= len(logs)
+    return _Hint(
+        text=_describe_first_failure(first),
+        ranks=first.ids if are_few else (),
+        why=f"its log shows the first failure: {_describe_failure(first.failure)}",
+        settle=f"read {words.printable(first.logs[0].source)} up to line {first.failure.number}",
+    )
+
+
 def _hint_at_trouble(trouble: Trouble) -> _Hint:
     row, log, message = trouble
-    text = f"only the log of {words.name_ranks([log.id])} has an error of its own: {row.meaning}"
-    why = f"only its log has an error: {row.meaning} ({nccl_lines.quote(message)})"
-    return _Hint(text, (log.id,), why, row.remedy)
+    return _Hint(
+        text=f"only the log of {words.name_ranks([log.id])} has an error of its own: {row.meaning}",
+        ranks=(log.id,),
+        why=f"only its log has an error: {row.meaning} ({nccl_lines.quote(message)})",
+        settle=row.remedy,
+    )
 
 
 def _find_hint(
@@ -147,11 +156,7 @@ def _find_hint(
             or {*first.ids} <= {*pointing.ranks} - {*pointing.behind}
         )
     ):
-        failure, ids = first.failure, first.ids
-        are_few = len(ids) == 1 or len(ids) * (TIMES_AS_MANY + 1) <= len(logs)
-        settle = f"read {words.printable(first.logs[0].source)} up to line {failure.number}"
-        why = f"its log shows the first failure: {_describe_failure(failure)}"
-        return _Hint(_describe_first_failure(first), ids if are_few else (), why, settle)
+        return _hint_at_failure(first, logs)
     if pointing is not None:
         return _Hint(
             text=pointing.text,
@@ -197,9 +202,13 @@ def _find_silent(logs: Sequence[RankLog], kinds: Sequence[FailureKind]) -> _Hint
     lasts = [log.last.moment if log.last else None for log in silent]
     goes_on = all(any(seconds_until(kind.failure.moment, last) > 0 for kind in kinds) for last in lasts)
     ids = tuple(log.id for log in silent)
-    text = f"all {words.count(complaining)} with a failure blame others; no failure of {words.name_ranks(ids)}"
-    why = f"all other ranks blame others, and its log {'continues' if goes_on else 'ends'} without a failure"
-    return _Hint(text, ids, why, f"read {silent[0].source}", is_sure=goes_on)
+    return _Hint(
+        text=f"all {words.count(complaining)} with a failure blame others; no failure of {words.name_ranks(ids)}",
+        ranks=ids,
+        why=f"all other ranks blame others, and its log {'continues' if goes_on else 'ends'} without a failure",
+        settle=f"read {silent[0].source}",
+        is_sure=goes_on,
+    )
 
 
 def _find_signal(logs: Sequence[RankLog]) -> _Hint | None:
@@ -280,13 +289,8 @@ def _evidence(logs: Sequence[RankLog], kinds: Sequence[FailureKind], ends: Seque
             message=words.count(len(kinds) - SHOWN, "other failure"),
             ranks=tuple(rank for kind in kinds[SHOWN:] for rank in kind.ids),
         )
-    blamed = [log.id for log in logs if not log.failures]
-    if 0 < TIMES_AS_MANY * len(blamed) <= len(logs) - len(blamed) and all(kind.failure.of_others for kind in kinds):
-        yield Evidence(
-            kind="log_failure",
-            message=f"no failure of {words.name_ranks(blamed)}; all others blame other ranks",
-            ranks=tuple(blamed),
-        )
+    if silent := _find_silent(logs, kinds):
+        yield Evidence(kind="log_failure", message=silent.text, ranks=silent.ranks)
     if ends:
         yield Evidence(kind="log_end", message=log_ends.describe_ends(ends))
     yield from _find_first_stopped(logs)

@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
-from itertools import chain
+from itertools import chain, islice
 
 from msgspec import structs
 
@@ -72,14 +72,13 @@ class LogCollector:
             is_of_rank = merged_logs.is_of_process(rank) or (are_pods and rank.node is not None)
             is_kernels = reader.log.is_kernels and not reader.processes and not is_of_rank
             writer = "" if is_kernels else words.name_ranks([rank]) if is_of_rank else words.printable(name)
-            self._is_kernel_cut |= reader.log.is_kernel_cut
             self.processes |= reader.log.processes | ({rank} if rank.rank is not None and rank.pid else set())
             self.works += enqueued_work.read_works(name, rank, reader.log)
-            for subject, heard in reader.log.kernel.items():
-                if len(self.kernel) < MOST_KEPT:
-                    self.kernel.setdefault((*subject, writer), heard._replace(writer=writer))
-                elif (*subject, writer) not in self.kernel:
-                    self._is_kernel_cut = True
+            if reader.log.kernel:
+                heard = {(*key, writer): line._replace(writer=writer) for key, line in reader.log.kernel.items()}
+                heard = {**self.kernel, **heard, **self.kernel}
+                self._is_kernel_cut |= reader.log.is_kernel_cut or len(heard) > MOST_KEPT
+                self.kernel = dict(islice(heard.items(), MOST_KEPT))
             if is_kernels and reader.log.kernel:
                 of_ranks_here = True
                 continue
@@ -147,9 +146,15 @@ class LogCollector:
             self.unranked += merged_logs.join([(name, rank, log)])
 
     def _name_processes(self, dumped: Collection[RankId]) -> None:
-        """Assign the log of each process to its rank. The logs of processes that are not ranks become `unranked`."""
-        told = {*self.processes, *enqueued_work.find_processes(self.works)}
-        owners = roles.find_log_owners([rank for _, rank, _ in self._parts], dumped, told)
+        """Assign the log and the end of each process to its rank. Logs of other processes become `unranked`."""
+        numbered = {*self.processes, *enqueued_work.find_processes(self.works)}
+        ended = [failure.rank for _, failure in self._told if failure.rank and not failure.rank.is_numbered]
+        ranks = roles.find_log_owners(ended, dumped, numbered)
+        self._told = [
+            (name, failure._replace(rank=failure.rank and (ranks.get(failure.rank) or failure.rank)))
+            for name, failure in self._told
+        ]
+        owners = roles.find_log_owners([rank for _, rank, _ in self._parts], dumped, numbered)
         parts, self._parts = self._parts, []
         for name, writer, log in parts:
             if (rank := owners[writer]) is not None:

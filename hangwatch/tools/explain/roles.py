@@ -217,8 +217,8 @@ def find_log_owners(
     Servers and drivers write with such prefixes, too.
 
     If a dump, another line or one of `numbered` has the same pid and a rank, that is the rank. If not, a process is a
-    rank if its title is that of a numbered worker of vLLM or SGLang. If no title is one and no log has a number, a
-    process is a rank if its kind of title is the most common one.
+    rank if its kind of title is that of a process with a rank, or of a numbered worker of vLLM or SGLang. If no log has
+    a number, a process is a rank if its kind of title is the most common one.
     """
     pids = Counter(rank.pid for rank in numbered)  # Ray writes no address before lines of the driver's node
     by_pid: dict[tuple[str | None, int | None], RankId] = {
@@ -229,20 +229,18 @@ def find_log_owners(
     }
     of_dumps: dict[int | None, RankId] = {rank.pid: rank for rank in dumped if rank.pid is not None}
     titles = {rank: title for rank in writers if (title := process_title.read(rank.title or "")) is not None}
-    families = Counter(title.family for rank, title in titles.items() if not rank.is_numbered or title.is_worker)
-    has_workers = any(title.is_worker for title in titles.values())
     are_numbered = any(rank.is_numbered for rank in writers)
+    families = {title.family for rank, title in titles.items() if rank.is_numbered or title.is_worker}
+    if not families and not are_numbered:
+        counts = Counter(title.family for title in titles.values())
+        families = {family for family, count in counts.items() if count == max(counts.values())}
     owners: dict[RankId, RankId | None] = {}
     for rank in writers:
         title = titles.get(rank)
         if rank.pid is None or rank.pid in of_dumps or (rank.node, rank.pid) in by_pid:
             of_pid = rank if rank.is_numbered else by_pid.get((rank.node, rank.pid), rank)
             owners[rank] = of_dumps.get(rank.pid) or of_pid
-        elif title is None:
-            owners[rank] = None if are_numbered or titles else rank
-        elif has_workers:
-            owners[rank] = rank if title.is_worker else None
         else:
-            is_common = families[title.family] == max(families.values())
-            owners[rank] = rank if is_common and not are_numbered else None
+            is_rank = title.family in families if title else not (are_numbered or titles)
+            owners[rank] = rank if is_rank else None
     return owners

@@ -19,7 +19,7 @@ from hangwatch.model.flight_records import Library, list_ranks
 from hangwatch.model.keyed_lists import list_by_key
 
 DEFAULT_GROUP = "0", "default_pg"  # torch/distributed/distributed_c10d.py
-_MOST_DIFFERENT_CLOCKS_SECONDS = 60.0
+MOST_DIFFERENT_CLOCKS_SECONDS = 60.0
 _MOST_MEMBERS = 1 << 20
 _get_number = attrgetter("number")
 _PEER = re.compile(r"^(?:send|recv) \d{1,7}(?:->|<-)(\d{1,7})$")
@@ -254,7 +254,7 @@ def _count_silent(member: Member, group: GroupRecords, earliest: Mapping[str | N
         return counted or 0
     oldest = recorder.oldest_unix_seconds
     begins_before = oldest is not None and all(
-        oldest < seconds - (0.0 if node is not None and node == member.id.node else _MOST_DIFFERENT_CLOCKS_SECONDS)
+        oldest < seconds - (0.0 if node is not None and node == member.id.node else MOST_DIFFERENT_CLOCKS_SECONDS)
         for node, seconds in earliest.items()
     )
     return 0 if begins_before else None

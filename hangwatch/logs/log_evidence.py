@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from hangwatch import words
-from hangwatch.formats.log_times import Moment, common_clock, seconds_until
+from hangwatch.formats.log_times import Moment, seconds_until
 from hangwatch.logs import enqueued_work, log_ends, nccl_lines, work_lines
 from hangwatch.logs.failure_order import FailureKind, find_first_failure, group_failures
 from hangwatch.logs.failures import Failure
@@ -293,7 +293,6 @@ def _evidence(logs: Sequence[RankLog], kinds: Sequence[FailureKind], ends: Seque
         yield Evidence(kind="log_failure", message=silent.text, ranks=silent.ranks)
     if ends:
         yield Evidence(kind="log_end", message=log_ends.describe_ends(ends))
-    yield from _find_first_stopped(logs)
     yield from nccl_lines.describe_lines(logs)
 
 
@@ -314,25 +313,6 @@ def _describe_unranked_logs(logs: Sequence[RankLog]) -> Iterator[Evidence]:
         yield Evidence(
             kind="log_failure", message=f"{words.count(len(logs) - _UNRANKED_SHOWN, 'other log')} of unknown ranks"
         )
-
-
-def _find_first_stopped(logs: Sequence[RankLog]) -> Iterator[Evidence]:
-    """Yield evidence on the rank that stopped writing long before the others.
-
-    From its last line to the median must be longer than from the median to the last of all. If all logs end in the same
-    line, it must be a minute: such a line may be of the start.
-    """
-    clock = common_clock([log.last.moment for log in logs if log.last])
-    timed = sorted(
-        ((log.last.moment, log) for log in logs if log.last and log.last.moment and log.last.moment.clock == clock),
-        key=lambda entry: (entry[0].seconds, entry[1].id.sort_key()),
-    )
-    if len(timed) < TIMES_AS_MANY or not (len(log_ends.fold(logs)) > 1 or log_ends.seconds_apart(logs)):
-        return
-    (first, log), (middle, _), (last, _) = timed[0], timed[len(timed) // 2], timed[-1]
-    if middle.seconds - first.seconds > last.seconds - middle.seconds and timed[1][0].seconds > first.seconds:
-        text = f"stopped first: {words.name_ranks([log.id])}{_describe_time(first)}, the last rank at {last.text}"
-        yield Evidence(kind="log_end", message=text, ranks=(log.id,))
 
 
 def _describe_time(moment: Moment | None) -> str:

@@ -466,11 +466,21 @@ def test_several_dumps_of_many_ranks_are_one_note() -> None:
 
 
 @pytest.mark.parametrize(
-    ("hours", "world", "ranks"), [(0.9, range(4), [0, 1, 2]), (1.1, range(4), [1, 2]), (0.9, range(3), [1, 2])]
+    ("hours", "number", "world", "ranks"),
+    [
+        (0.9, 9, range(4), [0, 1, 2]),
+        (1.1, 9, range(4), [1, 2]),
+        (0.9, 9, range(3), [1, 2]),
+        (0.9, 1, range(4), [1, 2]),  # rank 0 completed this number long before rank 1 began it
+        (0.01, 1, range(4), [0, 1, 2]),
+    ],
 )
-def test_dump_of_earlier_run_is_ignored_by_its_times_or_its_ranks(hours: float, world: range, ranks: list[int]) -> None:
+def test_dump_of_earlier_run_is_ignored_by_its_times_or_its_ranks(
+    hours: float, number: int, world: range, ranks: list[int]
+) -> None:
     config_of_group = {"0": {"name": "0", "desc": "default_pg", "ranks": str([*world])}}
-    later = dumped(entry(0, time_created_ns=CREATED_NS + int(hours * 3600 * 10**9)), pg_config=config_of_group)
+    record = entry(0, collective_seq_id=number, time_created_ns=CREATED_NS + int(hours * 3600 * 10**9))
+    later = dumped(record, pg_config=config_of_group)
     joined = rank_recorders.join(files(fr_rank_0=None, fr_rank_1=later, fr_rank_2=dumped(pg_config=config_of_group)))
     assert sorted(joined.by_rank) == ranks
     assert [note.startswith("flight recorder of rank 0") for note in joined.notes] == [True] * (3 - len(ranks))

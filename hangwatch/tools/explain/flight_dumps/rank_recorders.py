@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from hangwatch import words
+from hangwatch.collectives.process_groups import MOST_DIFFERENT_CLOCKS_SECONDS, PROVING
 from hangwatch.model import Evidence, RankId
 from hangwatch.model.flight_records import RankRecords
 from hangwatch.tools.explain import file_names
@@ -49,15 +50,16 @@ def join(files: Iterable[DumpFile]) -> JoinedDumps:
     }
     sizes = {rank: {file.dump.world_size for file in files} - {None} for rank, files in newest.items()}
     last = max(times, key=times.__getitem__, default=0)
-    old = [
+    old = {
         rank
         for rank, seconds in times.items()
         if 0.0 < seconds < times[last] - _APART_SECONDS or (sizes[rank] and sizes[last] - sizes[rank])
-    ]
+    }
+    old.update(_find_earlier_attempts({rank: newest[rank] for rank in sorted(newest, key=lambda rank: -times[rank])}))
     if old:
         notes.append(
-            f"flight recorder of {words.name_ranks([RankId(rank=rank) for rank in old])} ignored: its newest operation "
-            f"is over {words.duration(_APART_SECONDS)} older than that of another rank, or its job has another size"
+            f"flight recorder of {words.name_ranks([RankId(rank=rank) for rank in sorted(old)])} ignored: it is of an "
+            f"earlier attempt, over {words.duration(_APART_SECONDS)} older than another, or of a job of another size"
         )
     newest = {rank: files for rank, files in newest.items() if rank not in old}
     of_job = set[int | None]().union(*(sizes[rank] for rank in newest))
@@ -69,6 +71,35 @@ def join(files: Iterable[DumpFile]) -> JoinedDumps:
         evidence=tuple(_describe_last_enqueued(newest)),
         notes=tuple(notes),
     )
+
+
+def _find_earlier_attempts(newest_first: Mapping[int, Sequence[DumpFile]]) -> Iterator[int]:
+    """Yield the ranks with dumps of earlier attempts, after which the job was started again.
+
+    A collective completes when all members have begun it. So a rank begins no collective that another rank of its
+    attempt completed long before, and none with a lower number. A broadcast can complete before others begin it.
+    """
+    begun: dict[str, dict[int, int]] = defaultdict(dict)
+    for rank, files in newest_first.items():
+        records = [
+            record
+            for file in files
+            for recorder in file.dump.recorders
+            for record in recorder.records
+            if record.group_name and record.operation.rpartition(":")[2].startswith(PROVING)
+        ]
+        completed = {record.group_name: record for record in records if not record.is_open}
+        if any(
+            record.completed_unix_ns > 0
+            and number <= record.collective_seq
+            and created_ns - record.completed_unix_ns > MOST_DIFFERENT_CLOCKS_SECONDS * 1e9
+            for name, record in completed.items()
+            for number, created_ns in begun[name].items()
+        ):
+            yield rank
+        else:
+            for record in records:
+                begun[record.group_name][record.collective_seq] = record.created_unix_ns
 
 
 def _find_ranks(files: Sequence[DumpFile], notes: list[str]) -> dict[int, list[DumpFile]]:

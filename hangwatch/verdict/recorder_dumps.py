@@ -33,8 +33,7 @@ def without_stacks(records: Records, stacked: Iterable[RankDump], world_size: in
     known = {dump.id.rank for dump in stacked}
     ranks = set(records) | (set(_build_graph(records, world_size).unrecorded) if not known else set())
     for rank in sorted(ranks - known) if None not in known else ():
-        dump = ProcessDump(taken_monotonic_seconds=0.0, fault=_NO_STACK)
-        yield RankDump(id=RankId(rank=rank), rounds=(dump,))
+        yield RankDump(id=RankId(rank=rank), rounds=(ProcessDump(taken_monotonic_seconds=0.0, fault=_NO_STACK),))
 
 
 def _build_graph(records: Records, world_size: int | None) -> WaitGraph:
@@ -72,7 +71,8 @@ def qualify(finding: Finding, records: Records) -> Finding:
     """
     groups, graph = finding.scene.grouping.groups, finding.answer.graph
     is_stacked = any(group.fault != _NO_STACK for group in groups)
-    ends = {*graph.programs, *graph.unrecorded, *(end.rank for end in graph.gpus)}
+    idle = graph.awaited.keys() - graph.busy if graph.unrecorded else ()  # a rank without a dump may wait for them
+    ends = {*graph.programs, *graph.unrecorded, *idle, *(end.rank for end in graph.gpus)}
     if not is_stacked and not graph.mismatches and ends:
         if (_TIMES_WAITING if graph.gpus else 1) * len(ends) > len(graph.waiting - ends):
             return _records_only(finding)

@@ -581,6 +581,13 @@ def test_torch_finds_the_same_mismatch() -> None:
     assert answer.graph.mismatches == ((("all_reduce", (0, 2, 3)), ("broadcast", (1,))),)
 
 
+def test_rank_without_an_open_operation_is_checked_with_one_without_a_dump(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks 0 and 2 wait for rank 1. It has no dump and may itself wait for rank 3, which is in its own code."""
+    monkeypatch.setitem(GROUPS, "1", ("tp", [0, 1, 2]))
+    dumps = {rank: recorder(rank, [WORLD, OWN[0], WORLD], 1) for rank in (0, 2)} | {3: recorder(3, [WORLD], 1)}
+    assert [one.rank for one in judged(dumps)[1].check_first] == [1, 3]
+
+
 def test_mismatch_is_shown_with_the_operation_of_its_group() -> None:
     """Ranks 0 and 1 wait in another operation of the default group, too, which comes first in the list."""
     other = ("2", "broadcast")

@@ -228,7 +228,7 @@ def _split_start(line: str, file_id: RankId, label_kind: str) -> tuple[RankId, b
     if not file_id.is_numbered and (match := _PATTERNS["nccl"].match(line)):
         return replace(file_id, node=match.group(1), pid=int(match.group(2))), True, line
     match = _PATTERNS[label_kind].match(line) if label_kind else None
-    if match and match.groupdict().get("host") not in {"Process", "Error", "Reason", "srun", "slurmstepd"}:
+    if match:
         label, rest = match.group(match.lastindex or 0), line[match.end() :]
         if label.isascii() and label.isdigit() and len(label) < 8:
             return RankId(rank=int(label)), match["rank"] is not None, rest

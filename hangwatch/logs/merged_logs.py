@@ -1,5 +1,6 @@
 """The logs of many files and prefixes, merged into one log for each rank. Pure."""
 
+import re
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
@@ -12,6 +13,7 @@ from hangwatch.logs.rank_log import Line, Log, Message, latest
 from hangwatch.model import RankId
 from hangwatch.model.keyed_lists import list_by_key
 
+_POD, _POD_LISTED = re.compile(r"([^/]*-)\d{1,5}(?:\.[a-z]{1,9})*$"), re.compile(r"[a-z0-9.-]+ +0/\d")
 _LONG_SECONDS = 600.0  # of a job that a failure ends, the last ranks end at the collective timeout of PyTorch
 
 
@@ -45,12 +47,20 @@ def join(
     A rank is known by its global rank, by local rank and node, or by pid and node. A global rank that torch wrote
     before a line, or a launcher in its report, applies to all logs of that process. A failure in `launcher_failures`
     counts if the log of the rank contains none. If it does, the launcher's report only adds a missing time. An exit
-    code 1 of a local rank is the end of an exception, if the same file has one of the rank with this number.
+    code 1 of a local rank is the end of an exception, if the same file has one of the rank with this number. In a list
+    of pods, those of other applications do not count.
     """
-    reports = [(source, failure, failure.rank) for source, failure in launcher_failures if failure.rank is not None]
     all_parts = [
         _Part(source, rank if rank.rank is not None else replace(rank, rank=log.told_rank), log)
         for source, rank, log in parts
+    ]
+    names = (name for part in all_parts for name in (part.id.node, part.source) if name)
+    pods = tuple(match.group(1) for match in map(_POD.search, names) if match)  # of the job: `train-worker-`
+    reports = [
+        (source, failure, failure.rank)
+        for source, failure in launcher_failures
+        if failure.rank is not None
+        and not (pods and _POD_LISTED.match(failure.text) and not failure.text.startswith(pods))
     ]
     ids = [*(part.id for part in all_parts), *(rank for *_, rank in reports)]
     by_place = list_by_key((place, rank.rank) for rank in ids if rank.rank is not None for place in _list_places(rank))

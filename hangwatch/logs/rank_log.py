@@ -290,9 +290,16 @@ class Log:
         ]
         exit_code = summary.get("exitcode", "")
         text = summary.get("exception") or " ".join(filter(None, ("exit code", exit_code)))
-        of_others = is_of_others(f"{text} {exit_code}")
-        moment = read_moment(summary.get("time", ""))
-        self.failures.append(Failure(text, summary.get("where", ""), moment, number, of_others, rank))
+        self.failures.append(
+            Failure(
+                text=text,
+                where=summary.get("where", ""),
+                moment=read_moment(summary.get("time", "")),
+                number=number,
+                of_others=is_of_others(f"{text} {exit_code}"),
+                rank=rank,
+            )
+        )
         if self._is_root_cause:  # torchrun writes one at its end: an earlier one of this host is of an earlier job
             host, self._is_root_cause = summary.get("host", ""), False
             self.ended += [(self._summaries[host], 0)] if host in self._summaries else []

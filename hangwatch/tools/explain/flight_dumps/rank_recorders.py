@@ -41,8 +41,9 @@ def join(files: Iterable[DumpFile]) -> JoinedDumps:
     notes: list[str] = []
     numbered = _find_ranks(list(files), notes)
     newest = {rank: _find_newest(of_rank) for rank, of_rank in sorted(numbered.items())}
-    several = {rank: numbered[rank] for rank, of_rank in newest.items() if len(of_rank) < len(numbered[rank])}
-    notes += _note_several_dumps(several)
+    notes += _note_several_dumps(
+        {rank: numbered[rank] for rank, of_rank in newest.items() if len(of_rank) < len(numbered[rank])}
+    )
     # Leave out the dumps of ranks that enqueued nothing in the hour before the newest operation of all, or of a job of
     # another size. These may be of an earlier run. A dump without an operation is kept.
     times = {

@@ -175,10 +175,10 @@ def test_heading_of_a_host_or_pod_separates_dumps_with_equal_pids(heading: str) 
     assert len(found.ranks[0].rounds) == 1
 
 
-def test_heading_of_a_round_separates_no_processes() -> None:
-    assert ids(collect("=== round-1 ===", *process(1, *WAITS), "=== round-2 ===", *process(1, *WAITS))) == [
-        RankId(pid=1)
-    ]
+@pytest.mark.parametrize("heading", ["=== round-{} ===", "pass{}", "--- {} ---"])
+def test_heading_of_a_round_separates_no_processes(heading: str) -> None:
+    found = collect(*(line for number in (1, 2) for line in (heading.format(number), *process(1, *WAITS))))
+    assert ids(found) == [RankId(pid=1)]
 
 
 def test_rank_in_a_sentence_is_not_that_of_several_processes_below() -> None:

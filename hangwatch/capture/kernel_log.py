@@ -36,8 +36,7 @@ def find_lines(
 ) -> dict[int, tuple[KernelLine, ...]]:
     """Return the newest log lines about each rank or its workers, by pid of the rank, oldest first.
 
-    Ranks that have ended count, too. `now` is CLOCK_MONOTONIC and `unix_now` the same moment as Unix time, in
-    seconds.
+    Ranks that have ended count, too. `now` is CLOCK_MONOTONIC and `unix_now` the same moment as Unix time, in seconds.
     """
     began = find_begin(job)
     recent = [line for line in logged if line.boot_seconds >= began]

@@ -140,8 +140,7 @@ def _switched(gpu: GpuLinks) -> bool:
 def _links_down(sample: Sample, settings: Settings) -> Iterator[CheckVerdict]:
     """Find GPUs with fewer links up than expected.
 
-    On a node without NVSwitches, a GPU without links is not a finding: bridges connect only some GPUs of a PCIe
-    server.
+    On a node without NVSwitches, a GPU without links is not a finding: bridges connect only some GPUs of a PCIe server.
     """
     switched = bool(sample.switches) or any(_switched(gpu) for gpu in sample.gpus)
     for gpu in sample.gpus:
@@ -183,10 +182,7 @@ def _refusal(peer: PeerAccess) -> str | None:
 
 
 def _totals(gpu: GpuLinks) -> Counter[str]:
-    """Return the error counters of a GPU, summed over its links.
-
-    Counters that its version of NVLink does not have are left out.
-    """
+    """Return the error counters of a GPU, summed over its links, of those that its version of NVLink has."""
     counts = ((kind, getattr(link, kind)) for link in gpu.links for kind in COUNTERS)
     by_kind = list_by_key((kind, count) for kind, count in counts if count is not None)
     return Counter({kind: sum(its_counts) for kind, its_counts in by_kind.items()})

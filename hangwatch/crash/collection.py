@@ -101,10 +101,7 @@ def _with_error_file(dead: CrashArtifacts, file: crash_artifacts.ErrorFile) -> C
 
 
 def _is_of_its_end(core: crash_artifacts.Core, dead: CrashArtifacts) -> bool:
-    """True if the core was written at this death of the rank.
-
-    False for the core of an earlier process with the same pid, and for a core that a sent signal caused.
-    """
+    """True if the core is of this death: not of an earlier process with the same pid, nor caused by a sent signal."""
     return core.signal in FAULTS and abs(core.unix_seconds - dead.gone_unix_seconds) < _NEAR_SECONDS
 
 

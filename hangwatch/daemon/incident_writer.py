@@ -49,8 +49,7 @@ class IncidentWriter:
     def refuse_second_daemon(self) -> None:
         """Lock the state directory. Raise StoreTakenError if another daemon uses it; other errors are only logged.
 
-        A thread takes the lock, because the file system may never respond. After a failure, `_tend_store` tries
-        again.
+        A thread takes the lock, because the file system may never respond. After a failure, `_tend_store` tries again.
         """
         taken: list[StoreTakenError] = []
 

@@ -301,11 +301,7 @@ class Daemon:
         self._notifier.status(f"{len(entries)} jobs{': ' + states if states else ''}")
 
     def _ping_watchdog(self) -> None:
-        """Tell systemd's watchdog that the daemon is healthy; do nothing if it is not.
-
-        This is a separate task, because power may be sampled only once a minute, and systemd does not wait that
-        long.
-        """
+        """Tell systemd's watchdog that the daemon is healthy. Samples of power may come too rarely for that."""
         if self.find_health_problem() is None:
             self._notifier.watchdog()
 

@@ -269,8 +269,7 @@ def resume_watch(watch: JobWatch, incident: Incident, now: float, unix_now: floa
 def is_restart(watch: JobWatch, job: Job) -> bool:
     """True if the job has new processes, and some of the processes in the watch are gone.
 
-    Also true if a launcher without ranks now has ranks, or the reverse. Its pid may be the same: execve(2) keeps
-    it.
+    Also true if a launcher without ranks now has ranks, or the reverse. Its pid may be the same: execve(2) keeps it.
     """
     if watch.identity.has_ranks != (job.waiting is None):
         return True

@@ -196,10 +196,7 @@ def proves_nothing(watch: JobWatch, seen: MotionCount, settings: Detector) -> bo
 
 
 def _expect_progress(watch: JobWatch, now: float) -> JobWatch:
-    """Return the watch after a capture without a result, or with progress but no new collective.
-
-    The next one is due after twice the gap.
-    """
+    """Return the watch after a capture without a result or with progress. The next one is due after twice the gap."""
     twice = 2 * max(quiet_seconds(watch, now), watch.progress.gap_seconds(now))
     return with_capture_record(watch, next_gap_seconds=twice, gap_in_progress=watch.progress.advances)
 

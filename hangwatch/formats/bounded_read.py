@@ -25,8 +25,7 @@ class FileError(UserError):
 def read(path: Path | str, most_bytes: int, *, flags: int = 0) -> bytes:
     """Return the content of a file of at most `most_bytes`. Raises FileError, also if the file is larger.
 
-    At most one byte more is read, so a device or pipe without an end does no harm. `flags` are those of
-    `open_file`.
+    At most one byte more is read, so a device or pipe without an end does no harm. `flags` are those of `open_file`.
     """
     with open_file(path, flags=flags) as file:
         return read_rest(file, path, most_bytes)

@@ -320,10 +320,7 @@ def _spawned_memberships(tree: Tree, samples: Sequence[GpuSample], ranks: set[in
 
 
 def _spawned_ranks(group: list[Process], holders: set[int]) -> list[Process]:
-    """Return the processes of a group that hold a GPU, directly or through a descendant.
-
-    If there are none, return those with a rendezvous address.
-    """
+    """Return the processes of a group that hold a GPU, also by a descendant; else those with a rendezvous address."""
     members = [process for process in group if process.id.pid in holders]
     members = members or [process for process in group if process_role.rendezvous(process.environ)[0]]
     return sorted(members, key=start_order)
@@ -376,8 +373,5 @@ def _waiting_memberships(tree: Tree, memberships: Sequence[Membership]) -> list[
 
 
 def _is_fork(process: Process, parent: Process | None) -> bool:
-    """True if the process was forked and has not executed its own program yet.
-
-    Until then it has the name and the arguments of its parent.
-    """
+    """True if the process was forked and still has the name and the arguments of its parent: no execve(2) yet."""
     return parent is not None and (process.comm, process.cmdline) == (parent.comm, parent.cmdline)

@@ -55,10 +55,7 @@ def _visible(environ: Mapping[str, str], uuids: list[str], instances: Mapping[st
 
 
 def _granted(environ: Mapping[str, str], uuids: list[str], instances: Mapping[str, str]) -> list[str]:
-    """Return the GPUs in NVIDIA_VISIBLE_DEVICES, which a container gets by uuid.
-
-    All GPUs of the node if there are none.
-    """
+    """Return the GPUs in NVIDIA_VISIBLE_DEVICES, which a container gets by uuid; without any, all GPUs of the node."""
     names = [instances.get(name, name) for name in environ.get("NVIDIA_VISIBLE_DEVICES", "").split(",")]
     return [uuid for uuid in uuids if uuid in names] or uuids
 

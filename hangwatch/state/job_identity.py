@@ -86,11 +86,7 @@ def _preferred_job(match: Match) -> Job:
 
 
 def _precedence(match: Match) -> tuple[bool, bool, bool, bool]:
-    """Return a sort key for jobs that want the same name and key.
-
-    The order is: pinned jobs, jobs that the driver has listed on a GPU, jobs that already have the key, other known
-    jobs, new jobs.
-    """
+    """Return a sort key: pinned jobs, those that the driver lists on a GPU, those with the key, known and new ones."""
     entry = next(iter(match.entries), None)
     if entry is None:
         return True, not match.job.holds_gpu, True, True

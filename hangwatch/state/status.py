@@ -222,9 +222,6 @@ def _present_message(entry: JobEntry, incident: Incident | None) -> str | None:
 
 
 def _present_incident(entry: JobEntry) -> Incident | None:
-    """Return the open incident, or a closed one while the job is recovered or ended; else None.
-
-    After that, an old verdict must not be shown for a new quiet phase.
-    """
+    """Return the open incident, or a closed one while the job is recovered or ended, but not in a new quiet phase."""
     is_over = entry.watch.state in (JobState.RECOVERED, JobState.ENDED)
     return entry.incident if is_over else entry.open_incident

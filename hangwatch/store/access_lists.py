@@ -27,8 +27,7 @@ class Readers(NamedTuple):
 def allow(descriptor: int, readers: Readers) -> None:
     """Let only these readers and the daemon's user read an open file or folder.
 
-    Raises OSError; then nothing has changed. Its errno is EOPNOTSUPP if the file system has no access control
-    lists.
+    Raises OSError; then nothing has changed. Its errno is EOPNOTSUPP if the file system has no access control lists.
     """
     search, others = _rights(descriptor, readers)
     entries = [(_USER_OBJ, _READ | _WRITE | search, _NO_ID)]

@@ -236,10 +236,7 @@ def _has_adapter_error(facts: _Facts) -> _Match | None:
 
 
 def _find_target(facts: _Facts, is_wanted: Callable[[Member, CallTarget], bool]) -> tuple[CallTarget, Member] | None:
-    """Return a target of the blocked call of a suspect or its worker, if it is wanted.
-
-    Without suspects, the calls of all ranks count.
-    """
+    """Return a wanted target of the blocked call of a suspect or its worker; without suspects, of any rank."""
     targets = ((one, member) for member in facts.looked_at for call in member.kernel.calls for one in call.behind)
     return next(((target, member) for target, member in targets if is_wanted(member, target)), None)
 

@@ -184,10 +184,7 @@ def _deaf_master(scene: Scene) -> Sequence[Group]:
 
 
 def _weigh_master_without_store(finding: Finding) -> Confidence:
-    """Return medium confidence if rank 0 uses the CPU, because it may still be starting.
-
-    Else return high confidence.
-    """
+    """Return medium confidence if rank 0 uses the CPU, because it may still be starting; else high confidence."""
     works = any(member.signature in {Signature.SPINS, Signature.COMPUTES} for member in finding.members)
     return Confidence.MEDIUM if works else Confidence.HIGH
 

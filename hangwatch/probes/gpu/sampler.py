@@ -312,10 +312,7 @@ class NvmlSampler:
         return self._abandoned
 
     def _hanging_in_driver(self) -> int:
-        """Return the number of abandoned processes that hang in a call about the whole driver.
-
-        A new process would hang in the same call.
-        """
+        """Return the number of abandoned processes that hang in a call about the whole driver, as a new one would."""
         with self._changed:
             return sum(child.announced.gpu is None for child in self._reap())
 

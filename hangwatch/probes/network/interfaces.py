@@ -86,10 +86,7 @@ def interfaces(net_root: Path, sys_root: Path | None) -> tuple[Interface, ...] |
 
 
 def _operational_state(sys_root: Path | None, name: str) -> tuple[str, bool | None]:
-    """Return `operstate` of an interface, and true if it is up; None if unknown.
-
-    Many virtual interfaces report "unknown" while they work.
-    """
+    """Return `operstate` of an interface, and true if it is up; None if unknown, as of virtual interfaces that work."""
     text = pseudo_files.read_or_empty(sys_root / "class" / "net" / name / "operstate") if sys_root else ""
     state = text.strip() or "unknown"
     return state, {"up": True, "down": False, "lowerlayerdown": False, "notpresent": False}.get(state)

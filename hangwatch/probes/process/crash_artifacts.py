@@ -232,10 +232,7 @@ def core_paths(pattern: str, seen: RankSnapshot, *, uses_pid: bool) -> tuple[str
 
 
 def _piped(pattern: str, pid: int) -> str:
-    """Return the reason why a core is not read: a program receives the cores.
-
-    That program is not started: it would run as root on data that the job's owner wrote.
-    """
+    """Return the reason why a core is not read: a program receives it, and would run as root on the owner's data."""
     if "systemd-coredump" in pattern:
         return f"cores go to systemd-coredump: run `coredumpctl info {pid}`"
     return f"cores go to the program {words.elided(pattern[1:].strip().partition(' ')[0], 200)}"

@@ -197,10 +197,7 @@ class _Entry(NamedTuple):
 
 
 def _program(stat: Stat) -> int | str:
-    """Return a value that changes at execve(2): the address of the environment, or the comm if that is not visible.
-
-    The comm alone is not enough. setproctitle changes it, and overwrites the environment that was already read.
-    """
+    """Return a value that changes at execve(2): the environment's address, else the comm, which may change alone."""
     return stat.env_start or stat.comm
 
 

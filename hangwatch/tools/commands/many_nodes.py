@@ -95,10 +95,7 @@ def _by_file(path: Path | None) -> dict[str, Leaf]:
 
 
 def _missed(replies: Replies, grouping: Grouping) -> Sequence[str]:
-    """Return the nodes that did not respond, if their ranks may be missing in the groups; else an empty sequence.
-
-    Ranks may be missing if the groups list absent ranks, or if the world size is not known.
-    """
+    """Return the nodes that did not respond if the groups may lack their ranks: absent ranks, or no world size."""
     return replies.silent if grouping.absent or grouping.world_size is None else ()
 
 

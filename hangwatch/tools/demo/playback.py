@@ -54,8 +54,7 @@ class Outcome(Value, frozen=True):
 def settings(directory: Path) -> Settings:
     """Return the settings of the demo's daemon: shorter times, and rules for the demo's own collectives and loader.
 
-    A site adds rules for its own code in the same way. `next_batch` and `evaluate` are in hangwatch's table
-    already.
+    A site adds rules for its own code in the same way. `next_batch` and `evaluate` are in hangwatch's table already.
     """
     return Settings(
         gpu=config.Gpu(sample_seconds=0.25),

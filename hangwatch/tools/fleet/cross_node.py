@@ -124,11 +124,7 @@ def _key(rank: RankId) -> tuple[object, ...]:
 
 
 def _chance(part: _Part, odd: frozenset[int], everybody: int, parts: int) -> float:
-    """Return an upper bound of the probability that randomly drawn suspects are all in one part (hypergeometric).
-
-    `odd` are the suspects. `parts` is the number of parts of this kind. `everybody` is the number of ranks of the
-    job.
-    """
+    """Return an upper bound of the chance that drawn suspects `odd` are all in one of `parts` (hypergeometric)."""
     return min(1.0, parts * prod((len(part.ranks) - drawn) / (everybody - drawn) for drawn in range(len(odd))))
 
 

@@ -96,10 +96,7 @@ def _field(gpu: Gpu, field: int, scope: int = 0) -> int | None:
 
 
 def _counters(gpu: Gpu, fields: Iterable[int], scope: int = 0, unit: int = 1) -> tuple[int, int] | None:
-    """Return two byte counters: sent and received.
-
-    None if a counter is missing, or if it has only 32 bits and would overflow.
-    """
+    """Return two byte counters, sent and received; None if one is missing, or has only 32 bits and would overflow."""
     answers = [_read_field(gpu, field, scope) for field in fields]
     found = [int(answer.value.ullVal) * unit for answer in answers if answer is not None and answer.valueType in WIDE]
     return (found[0], found[1]) if len(found) == 2 else None
@@ -279,10 +276,7 @@ def traffic(gpu: Gpu, _: Sequence[Gpu]) -> GpuTraffic:
 
 
 def _nvlink_bytes(gpu: Gpu) -> tuple[int, int] | None:
-    """Return the bytes that NVLink has sent and received, from the counters of NVLink 4 and older, or of NVLink 5.
-
-    None if the GPU has neither.
-    """
+    """Return the bytes that NVLink has sent and received, by the counters of any version; None without counters."""
     kibibytes = (pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX, pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX)
     in_bytes = (pynvml.NVML_FI_DEV_NVLINK_COUNT_XMIT_BYTES, pynvml.NVML_FI_DEV_NVLINK_COUNT_RCV_BYTES)
     return _counters(gpu, kibibytes, ALL_LINKS, 1024) or _counters(gpu, in_bytes, ALL_LINKS)

@@ -123,7 +123,7 @@ class ProcessScan:
             if not isinstance(raw, bytes):
                 continue
             entry = self._entries.get(int(name))
-            if entry is not None and entry.complete and entry.stat_hash == hash(raw):
+            if entry is not None and entry.stat_hash == hash(raw):
                 yield int(name), entry.process
             elif (stat := parse_stat(raw)) is not None and not stat.is_kernel_thread:
                 yield stat.pid, stat
@@ -137,10 +137,11 @@ class ProcessScan:
     def _read(self, targets: Sequence[Target], stats: Mapping[int, Stat | Process], seconds: float | None) -> set[str]:
         """Read these processes. Return the owners of those that did not respond."""
 
-        def read(target: ProcessId) -> _Entry:
-            stat = stats[target.pid]
-            assert isinstance(stat, Stat), "a process that was not read has no entry that is complete"
-            return _read_process(self._root, stat, self._entries[target.pid])
+        def read(target: ProcessId) -> _Entry | None:
+            stat: Stat | Process | None = stats[target.pid]
+            if not isinstance(stat, Stat):  # unchanged since a scan that did not need the process
+                stat = read_stat(f"{self._root}/{target.pid}")
+            return None if stat is None else _read_process(self._root, stat, self._entries[target.pid])
 
         late_owners = set()
         answers = locked_memory.SHARED.read(targets, read, seconds)

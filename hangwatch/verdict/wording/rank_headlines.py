@@ -3,8 +3,6 @@
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from msgspec.structs import replace
-
 from hangwatch import words
 from hangwatch.model import Group, Grouping, Member, Motion
 from hangwatch.verdict.findings import Finding
@@ -47,13 +45,12 @@ def blocked(finding: Finding) -> str:
     mounts = {member.kernel.silent_mount for member in finding.members if member.kernel.waits_for_mount}
     mount = next(iter(mounts)) if len(mounts) == 1 else None
     how = f"blocked in the kernel by {mount}, which does not respond" if mount else "blocked in the kernel (state D)"
-    return _describe_blocked(finding, how, finding.suspects)
+    return _describe_blocked(finding, how)
 
 
 def stopped(finding: Finding) -> str:
     """Return the headline for stopped and frozen ranks."""
-    stacks = [replace(group, members=()) for group in finding.suspects]  # else each only says that it is stopped
-    return _describe_blocked(finding, clauses.describe_stop(finding.members), stacks)
+    return _describe_blocked(finding, clauses.describe_stop(finding.members))
 
 
 def held_up(finding: Finding) -> str:
@@ -64,13 +61,14 @@ def held_up(finding: Finding) -> str:
     return f"{name_ranks(finding.suspects)} {verb} blocked by {names}. {_describe_others(finding)}."
 
 
-def _describe_blocked(finding: Finding, how: str, groups: Sequence[Group]) -> str:
+def _describe_blocked(finding: Finding, how: str) -> str:
     ids = rank_ids(finding.suspects)
     where = next((f", in {member.kernel.wchan}" for member in finding.members if member.kernel.wchan), "")
-    stacks = [describe_rank(group) for group in groups if group.frames]
-    doing = f"; according to its stack it {stacks[0]}" if len(ids) == 1 and stacks else ""
-    verb = words.agree(ids, "is", "are")
-    return f"{words.name_ranks(ids)} {verb} {how}{where}{doing}. {_describe_others(finding)}."
+    suspects = finding.suspects if len(ids) == 1 else ()
+    doing = next((describe_rank(group).removeprefix(f"is {how}") for group in suspects if group.frames), "")
+    if doing and not doing.startswith(" at "):  # of a stopped rank only the line is left
+        doing = f"; according to its stack it {doing}"
+    return f"{words.name_ranks(ids)} {words.agree(ids, 'is', 'are')} {how}{where}{doing}. {_describe_others(finding)}."
 
 
 def master_not_listening(finding: Finding) -> str:

@@ -206,16 +206,19 @@ def _list_kinds(truth: str, *, has_counters: bool) -> Sequence[tuple[str, Hang |
 def draw(truth: str, number: int, seed: int) -> Run:
     """Return run `number` of this truth. The kinds take turns, the rest is drawn."""
     dice = random.Random(f"{seed} {truth} {number}")
-    gpu_model, ranks = dice.choice(GPU_MODELS), dice.choice((2, 4, 8))
+    gpu_model = dice.choice(GPU_MODELS)
+    ranks = dice.choice((2, 4, 8))
     gap = dice.choice((1, 1, 2, 5, 15))
-    has_counters, noise_ratio = dice.random() < 0.75 or truth == PAUSED, dice.choice((0.01, 0.03, 0.06))
+    has_counters = dice.random() < 0.75 or truth == PAUSED
+    noise_ratio = dice.choice((0.01, 0.03, 0.06))
     scale = functools.cache(gpu_model.scale)
     begin = float(TRAINED_SECONDS + dice.randrange(15))
 
     def works(t: float) -> Doing:
         return TRAINS if t % gap < 1 else _ALL_FULL
 
-    kind, drawn = (kinds := _list_kinds(truth, has_counters=has_counters))[number % len(kinds)]
+    kinds = _list_kinds(truth, has_counters=has_counters)
+    kind, drawn = kinds[number % len(kinds)]
     job: rank_programs.Job | None = None
     if isinstance(drawn, Hang):
         hang, odd = drawn, dice.randrange(ranks)
@@ -254,7 +257,19 @@ def draw(truth: str, number: int, seed: int) -> Run:
             return scale(played.doing(gpu, t))
 
         end = begin + (PAGE_SECONDS if truth == HUNG else seconds + 400.0)
-    node = Node(
+    node = _make_node(gpu_model, noise_ratio, ranks, doing, job)
+    return Run(kind, truth, gpu_model, node, has_counters, begin, end, ranks)
+
+
+def _make_node(
+    gpu_model: GpuModel,
+    noise_ratio: float,
+    ranks: int,
+    doing: Callable[[int, float], Doing | None],
+    job: rank_programs.Job | None,
+) -> Node:
+    """Return the node of a run. The counters and flight recorders are those of `job`, if its ranks run programs."""
+    return Node(
         doing,
         jobs=(("job", range(ranks)),),
         limit_watts=lambda _t: gpu_model.limit,
@@ -262,7 +277,6 @@ def draw(truth: str, number: int, seed: int) -> Run:
         noise_ratio=noise_ratio,
         **({} if job is None else {"counter": job.count, "recorders": job.read_recorders}),
     )
-    return Run(kind, truth, gpu_model, node, has_counters, begin, end, ranks)
 
 
 # --- the rules of operators -------------------------------------------------------------------------------------------

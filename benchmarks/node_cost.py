@@ -50,7 +50,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--beside", default=".venv/nvitop/bin/nvitop-exporter", help="in an environment of its own")
     parser.add_argument("--python", default=".venv/node/bin/python")
-    parser.add_argument("--seconds", default="45")
+    parser.add_argument("--seconds", default="60")  # the checks of a minute run once
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
     for program in (options.beside, options.python):

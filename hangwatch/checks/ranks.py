@@ -77,7 +77,7 @@ def _rank(node: Node, job: Job, rank: Rank) -> RankState:
         now = None
     state = GONE if now is None else now.state
     workers = [procfs.read_stat(f"{node.proc_root}/{worker.id.pid}") for worker in rank.workers]
-    stats = [stat for stat in (now, *workers) if stat is not None and now is not None]
+    stats = [] if now is None else [stat for stat in (now, *workers) if stat is not None]
     return RankState(
         rank=contract.RankName.of_rank(job, rank),
         pid=rank.id.pid,

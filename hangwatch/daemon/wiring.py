@@ -301,7 +301,7 @@ class Daemon:
         self._notifier.status(f"{len(entries)} jobs{': ' + states if states else ''}")
 
     def _ping_watchdog(self) -> None:
-        """Tell systemd's watchdog that the daemon is healthy. Samples of power may come too rarely for that."""
+        """Tell systemd's watchdog that the daemon is healthy, if it is. Power samples may be too rare for this."""
         if self.find_health_problem() is None:
             self._notifier.watchdog()
 

@@ -57,9 +57,8 @@ def apply_counters(
 ) -> Change:
     """Change the state of a job by one reading of the counters of its ranks. Return the changed watch and the actions.
 
-    If it has none, the length of its low power decides if a capture is due, and power ends the suspicion.
-    A time of more than `gap_seconds` without a reading does not count. `capture_seconds` is the usual duration of a
-    capture.
+    If they are not known, the length of its low power decides if a capture is due, and power ends the suspicion. A time
+    of more than `gap_seconds` without a reading does not count. `capture_seconds` is the usual duration of a capture.
     """
     if watch.state is JobState.ENDED or not watch.identity.has_ranks:
         return watch, ()
@@ -100,7 +99,8 @@ def _capture_gap(watch: JobWatch, now: float, settings: Detector, progress: Prog
     Before the hold, the number of these captures is limited. After one in which the job progressed, the next one is
     due when the gap has lasted twice as long.
     """
-    looks, gap_seconds = watch.capture_record, _gap_seconds(watch, now)
+    looks, by_power = watch.capture_record, _is_by_power(watch, now)
+    gap_seconds = quiet_seconds(watch, now) if by_power else watch.progress.gap_seconds(now)
     if looks.gap_capture_since is not None:
         is_lost = now - looks.gap_capture_since >= CAPTURE_LOST_SECONDS
         return (_expect_progress(with_capture_record(watch, gap_capture_since=None), now) if is_lost else watch), ()
@@ -108,7 +108,7 @@ def _capture_gap(watch: JobWatch, now: float, settings: Detector, progress: Prog
         return watch, ()
     unusual_seconds = watch.progress.unusual_seconds(progress.shortest_gap_seconds, settings.hold_seconds)
     last_seconds = settings.hold_seconds - capture_seconds  # a later capture is the one at the hold
-    if _is_by_power(watch, now):
+    if by_power:
         if gap_seconds >= last_seconds:
             return watch, ()  # low power requests the capture at the hold
         unusual_seconds = LOW_POWER_SECONDS
@@ -118,7 +118,8 @@ def _capture_gap(watch: JobWatch, now: float, settings: Detector, progress: Prog
         unusual_seconds = last_seconds = NEW_JOB_HOLDS * settings.hold_seconds
     if gap_seconds < max(min(unusual_seconds, last_seconds), _next_capture_seconds(watch)):
         return watch, ()
-    reason = f"no new collective for {gap_seconds:.0f} s; its usual gaps are shorter than {unusual_seconds:.0f} s"
+    counted = f"no new collective for {gap_seconds:.0f} s; its usual gaps are shorter than {unusual_seconds:.0f} s"
+    reason = f"quiet for {gap_seconds:.0f} s" if by_power else counted
     if gap_seconds >= last_seconds:
         watch, actions = _begin_suspicion(
             watch, GapSuspicion(advances=watch.progress.advances, asked_at=now), reason, now
@@ -129,7 +130,6 @@ def _capture_gap(watch: JobWatch, now: float, settings: Detector, progress: Prog
     if len(recent) >= progress.captures_per_hour:
         return watch, ()
     watch = with_capture_record(watch, gap_capture_since=now, gap_captures=(*recent, now))
-    reason = f"quiet for {gap_seconds:.0f} s" if _is_by_power(watch, now) else reason
     return watch, (TakeCapture(job_key=watch.identity.name.job_key, reason=reason, is_light=True, result="gap"),)
 
 
@@ -140,10 +140,6 @@ def _is_by_power(watch: JobWatch, now: float) -> bool:
 
 def _has_reading(watch: JobWatch, now: float) -> bool:
     return watch.power.read_at is not None and now - watch.power.read_at < OLD_POWER_SECONDS
-
-
-def _gap_seconds(watch: JobWatch, now: float) -> float:
-    return quiet_seconds(watch, now) if _is_by_power(watch, now) else watch.progress.gap_seconds(now)
 
 
 def _begin_suspicion(

@@ -405,7 +405,7 @@ def test_more_than_half_must_be_back(back: int, is_back: bool) -> None:
     assert (played.watch.state is JobState.RECOVERED) == is_back
 
 
-def test_power_that_comes_back_during_the_capture_says_so() -> None:
+def test_power_that_comes_back_during_the_capture_ends_the_suspicion() -> None:
     played = suspected().feed(WORK, 3)
     assert played.take() == [went(JobState.SUSPECTED, JobState.TRAINING, "power is back")]
 

@@ -26,7 +26,7 @@ from hangwatch.tools.commands.input_files import DAMAGED, FileBelow, Kind, kind_
 from hangwatch.tools.commands.output import print_answer
 from hangwatch.tools.commands.output_files import MOST_FILES, files_below
 from hangwatch.tools.explain import traces
-from hangwatch.tools.explain.flight_dumps import rank_recorders, recorder_dump, stopped_launch
+from hangwatch.tools.explain.flight_dumps import rank_recorders, recorder_dump
 from hangwatch.verdict import judge, recorder_dumps
 from hangwatch.verdict.recommendation import with_action
 from hangwatch.verdict.supplements import complete
@@ -121,7 +121,6 @@ def _answer(
     verdict = judge.judge(grouping, ranks_here, recorders.by_rank) if dumps else None
     if verdict is not None and recorders.by_rank:
         verdict = complete(verdict, Supplement(evidence=recorders.evidence))
-        verdict = complete(verdict, stopped_launch.supplement(recorders.by_rank))
     of_kernel = (
         kernel_text.supplement(
             collected.kernel, [member.id for member in grouping.members], enqueued_work.find_gpus(collected.works)

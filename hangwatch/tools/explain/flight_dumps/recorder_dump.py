@@ -118,6 +118,7 @@ def parse(content: bytes) -> FlightDump:
     library_version = read_text(values.get("comm_lib_version", values.get("nccl_version", "")), "comm_lib_version")
     if not rows and statuses and library_version:
         by_library["nccl"] = []  # TORCH_INCLUDE_ONLY_ACTIVE: all operations have completed
+    counted = {library: _leave_out_launching(records, statuses) for library, records in by_library.items()}
     recorders = tuple(
         RankRecords(
             library=library,
@@ -132,7 +133,7 @@ def parse(content: bytes) -> FlightDump:
             layout=f"dump {version}",
             read_unix_seconds=newest / 1e9,
         )
-        for library, records in sorted(by_library.items())
+        for library, records in sorted(counted.items())
     )
     world = next((group.ranks for group in members if (group.name, group.description) == DEFAULT_GROUP), ())
     return FlightDump(
@@ -175,6 +176,21 @@ def _decode_json(content: bytes) -> object:
         return decoding.decode_plain_json(content)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"is not complete JSON: {words.elided(str(error), MOST_NAME)}") from None
+
+
+def _leave_out_launching(records: Sequence[FlightRecord], statuses: Sequence[GroupStatus]) -> Sequence[FlightRecord]:
+    """Return the records without a last collective that torch has not counted: the rank is inside its launch.
+
+    torch records a collective, launches it, then counts it in its group. It counts batches and transfers otherwise.
+    """
+    last = records[-1] if records else None
+    if last is None or any(
+        record.group_id == last.group_id and (record.is_p2p or record.operation.endswith("coalesced"))
+        for record in records
+    ):
+        return records
+    counts = (status.last_enqueued for status in statuses if status.group_id == last.group_id)
+    return records[:-1] if last.collective_seq - 1 in counts else records
 
 
 def _reopen_aborted(records: Sequence[FlightRecord]) -> list[FlightRecord]:

@@ -94,7 +94,8 @@ def find_first_failure(kinds: Sequence[FailureKind], logs: Sequence[RankLog]) ->
         return None if earliest == second else own_failures[0]._replace(order="by the clocks of the logs")
     if len({log.source for log in logs}) == 1:
         return min(own_failures, key=lambda kind: kind.failure.number)._replace(order="by the order of lines")
-    return None
+    reported = [kind for kind in own_failures if kind.logs[0].is_reported]
+    return reported[0]._replace(order="by its launcher") if len(reported) == 1 else None
 
 
 def _find_margin(kind: FailureKind, log: RankLog) -> float:

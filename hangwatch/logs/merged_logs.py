@@ -13,7 +13,7 @@ from hangwatch.logs.rank_log import Line, Log, Message, latest
 from hangwatch.model import RankId
 from hangwatch.model.keyed_lists import list_by_key
 
-_POD, _POD_LISTED = re.compile(r"([^/]*-)\d{1,5}(?:\.[a-z]{1,9})*$"), re.compile(r"[a-z0-9.-]+ +0/\d")
+_POD, _POD_LISTED = re.compile(r"([^/]*-)\d{1,5}(?:\.[a-z]{1,9})*$"), re.compile(r"[a-z0-9.-]+ +0/\d|.* pod/")
 _LONG_SECONDS = 600.0  # of a job that a failure ends, the last ranks end at the collective timeout of PyTorch
 
 
@@ -21,7 +21,8 @@ class RankLog(NamedTuple):
     """The merged logs of one rank. `source` is the name of the longest one.
 
     `failures` are in the order of reading, and those that the launcher reported are last. `messages` are lines of NCCL,
-    keyed by the row of nccl_messages.toml that matches.
+    keyed by the row of nccl_messages.toml that matches. `is_reported` is true if a launcher reported the end of a rank
+    that has failures of its own.
     """
 
     id: RankId
@@ -29,6 +30,7 @@ class RankLog(NamedTuple):
     last: Line | None
     failures: tuple[Failure, ...]
     messages: Mapping[str, Message] = MappingProxyType({})
+    is_reported: bool = False
 
 
 class _Part(NamedTuple):
@@ -46,9 +48,9 @@ def join(
 
     A rank is known by its global rank, by local rank and node, or by pid and node. A global rank that torch wrote
     before a line, or a launcher in its report, applies to all logs of that process. A failure in `launcher_failures`
-    counts if the log of the rank contains none. If it does, the launcher's report only adds a missing time. An exit
-    code 1 of a local rank is the end of an exception, if the same file has one of the rank with this number. In a list
-    of pods, those of other applications do not count.
+    counts if the log of the rank contains none. If it does, the launcher's report adds a missing time, or the order. An
+    exit code 1 of a local rank is the end of an exception, if the same file has one of the rank with this number. In a
+    list of pods, those of other applications do not count.
     """
     all_parts = [
         _Part(source, rank if rank.rank is not None else replace(rank, rank=log.told_rank), log)
@@ -60,7 +62,7 @@ def join(
         (source, failure, failure.rank)
         for source, failure in launcher_failures
         if failure.rank is not None
-        and not (pods and _POD_LISTED.match(failure.text) and not failure.text.startswith(pods))
+        and not (pods and _POD_LISTED.match(failure.text) and not (failure.rank.node or "").startswith(pods))
     ]
     ids = [*(part.id for part in all_parts), *(rank for *_, rank in reports)]
     by_place = list_by_key((place, rank.rank) for rank in ids if rank.rank is not None for place in _list_places(rank))
@@ -78,8 +80,10 @@ def join(
         if not log.failures:
             of_others = blames_another(failure, rank.rank, is_timed_out=is_timed_out)
             log = log._replace(failures=(failure._replace(of_others=of_others),))
-        elif log.failures[0].moment is None:
-            log = log._replace(failures=(log.failures[0]._replace(moment=failure.moment), *log.failures[1:]))
+        else:
+            first = log.failures[0]
+            first = first._replace(moment=first.moment or failure.moment)
+            log = log._replace(failures=(first, *log.failures[1:]), is_reported=True)
         logs[_make_key(rank)] = log
     return tuple(sorted(logs.values(), key=lambda log: log.id.sort_key()))
 

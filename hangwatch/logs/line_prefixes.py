@@ -42,6 +42,7 @@ def read_texts(line: str) -> Sequence[str]:
     line = line.rstrip("\r\n")
     if '="' in line:
         line = _PATTERNS["loki_labels"].sub(r"\1", _PATTERNS["loki_pod"].sub(r"\1[pod/\2/-] ", line))
+        line = _PATTERNS["logfmt"].sub(r"[rank \1] \2", line)
     is_json = line.startswith(("{", "[{")) or (line.startswith(" ") and _PATTERNS["text_member"].match(line))
     if not (is_json or "\x1b" in line or "[0m" in line or "\r" in line or "&" in line):
         return _split_joined(line) if line.startswith("[") else (line,)

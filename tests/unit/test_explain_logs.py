@@ -60,6 +60,10 @@ def backward(rank: int, step: int) -> str:
         ("[default0/rank{}]:", RankId(rank=7)),
         ("[gpu-a12 rank:{}|step] ", RankId(rank=7)),
         ("gpu-a12/rank{}> ", RankId(rank=7)),
+        ("<{}> ", RankId(rank=7)),
+        ("gpu-{}\t", RankId(node="gpu-7")),
+        ("trainer/{} ", RankId(node="trainer/7")),
+        ("worker_0{} stderr | ", RankId(node="worker_07")),
     ],
 )
 def test_the_last_lines_are_folded_and_the_rank_behind_is_looked_at_first(prefix: str, of: RankId) -> None:
@@ -71,11 +75,11 @@ def test_the_last_lines_are_folded_and_the_rank_behind_is_looked_at_first(prefix
     ]
     verdict = judged(*lines)
     (end,) = messages_of(verdict, "log_end")
-    kind = "rank" if of.rank is not None else "local rank"
-    place = " (gpu-a12)" if of.node else ""
+    known = "rank 7" if of.rank is not None else "local rank 7" if of.is_numbered else "a rank"
+    name = f"{known} ({of.node})" if of.node else known
     assert end.startswith("63 ranks end at 'INFO backward 812 loss 3.0' (2026-11-22 12:00:32,063)")
-    assert end.endswith(f"{kind} 7{place} at 'INFO backward 811 loss 3.7' (2026-11-22 12:00:31,007)")
-    assert verdict.message.startswith(f"The log of {kind} 7{place} ends before the other logs")
+    assert end.endswith(f"{name} at 'INFO backward 811 loss 3.7' (2026-11-22 12:00:31,007)")
+    assert verdict.message.startswith(f"The log of {name} ends before the other logs")
     (look,) = verdict.check_first
     assert RankId(node=look.node, rank=look.rank, local_rank=look.local_rank) == of
     assert "PYTHONUNBUFFERED" in look.settle
@@ -95,8 +99,10 @@ def test_one_file_for_each_rank_without_times() -> None:
     assert [look.rank for look in verdict.check_first] == [2]
 
 
-def test_names_that_differ_in_one_number_tell_the_ranks() -> None:
+def test_names_that_differ_in_one_or_two_numbers_tell_the_ranks() -> None:
     files = [(f"job-4711/slurm-4711_{rank}.out", [f"step {10 if rank == 2 else 11}"]) for rank in range(8)]
+    assert [log.id.rank for log in traces.collect(files).logs] == list(range(8))
+    files = [(f"node-{node}-gpu-{gpu}.log", ["step 1"]) for node in (1, 2) for gpu in range(4)]
     assert [log.id.rank for log in traces.collect(files).logs] == list(range(8))
     pids = [(f"log.{pid}", ["step 1"]) for pid in (4711, 4712)]
     assert traces.collect(pids).logs == ()

@@ -1,7 +1,7 @@
 """The ranks in file names: `rank3.txt`, `trace-node7.out`, `attempt_0/3/stderr.log`, `gpu-a/101.txt`. Pure."""
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from hangwatch import tables
@@ -84,11 +84,8 @@ def number_places(ranks_in: Mapping[Place, Collection[int]], unknown: Collection
     """
     open_places = [place for place in unknown if len(ranks_in.get(place, ())) < 2]
     numbered_places = {place: min(ranks) for place, ranks in ranks_in.items() if len(ranks) == 1}
-    beginnings = {
-        place: re.split(r"\d", place[1] or without_ending(place[0]))[0] for place in {*numbered_places, *open_places}
-    }
-    first_parts = {beginnings[place] for place in numbered_places}
-    silent = [place for place in open_places if place not in numbered_places and beginnings[place] in first_parts]
+    families = set(map(find_family, numbered_places))
+    silent = [place for place in open_places if place not in numbered_places and find_family(place) in families]
     missing = {*range(len(numbered_places) + len(silent))} - {*numbered_places.values()}
     hold_one = all(len(ranks) < 2 for ranks in ranks_in.values())
     if hold_one and len(numbered_places) > 1 and len(silent) == len(missing) and len(missing) < 2:
@@ -99,11 +96,19 @@ def number_places(ranks_in: Mapping[Place, Collection[int]], unknown: Collection
     return {place: of_names[place[0]] for place in open_places if place[0] in of_names}
 
 
+def find_family(place: Place) -> str:
+    """Return what the names of the nodes or files of one job have in common: the beginning of `worker-3-x7k2p`.
+
+    Pods have random endings. Of a file, only numbers and single letters differ.
+    """
+    return re.split(r"\d", place[1])[0] if place[1] else _PATTERNS["counter"].sub("#", without_ending(place[0]))
+
+
 def number_logs(names: Collection[str]) -> dict[str, int]:
     """Return the rank of each log from its name, if the names differ in one number that can be a rank: `job-7-3.out`.
 
     The numbers must begin at 0 or 1 and have few gaps. Other numbers are probably pids. If several numbers differ, one
-    must count from 0 without a gap.
+    must count from 0 without a gap, or two count all local ranks of all nodes: `node-1-gpu-3.log`.
     """
     shapes = list_by_key(
         (_PATTERNS["number"].sub("#", name), (name, list(map(int, _PATTERNS["number"].findall(name)))))
@@ -111,13 +116,23 @@ def number_logs(names: Collection[str]) -> dict[str, int]:
     )
     numbered: dict[str, int] = {}
     for alike in shapes.values():
-        columns = {column for column in zip(*(numbers for _, numbers in alike), strict=True) if len({*column}) > 1}
+        different = dict.fromkeys(zip(*(numbers for _, numbers in alike), strict=True))
+        columns = [column for column in different if len({*column}) > 1]
         if len(columns) > 1:
-            columns = {column for column in columns if sorted(column) == [*range(len(column))]}
+            counting = [column for column in columns if sorted(column) == [*range(len(column))]]
+            columns = counting or _join_columns(columns)
         for column in columns if len(columns) == 1 else ():
             if len({*column}) == len(column) and min(column) <= 1 and max(column) < 2 * len(column):
                 numbered.update(zip((name for name, _ in alike), column, strict=True))
     return numbered
+
+
+def _join_columns(columns: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    """Return the ranks of files that are numbered by node and local rank; [] if one is absent or listed twice."""
+    nodes, locals_ = columns[0], columns[-1]
+    size = max(locals_) + 1
+    ranks = tuple((node - min(nodes)) * size + local for node, local in zip(nodes, locals_, strict=True))
+    return [ranks] if len(columns) == 2 and min(nodes) < 2 and sorted(ranks) == [*range(len(ranks))] else []
 
 
 def stack_ranks(names: Collection[str]) -> dict[str, int]:
@@ -154,14 +169,8 @@ def dump_ranks(names: Iterable[str], world_size: int | None = None) -> dict[str,
     ranks |= {name: (rank, True) for name, base in bases.items() if (rank := read_name(base).rank) is not None}
     if len({number for number, _ in ranks.values()}) == len(ranks) or len(ranks) != world_size:
         return ranks
-    nodes = {name: _PATTERNS["last_number"].sub("", _to_path(name)) for name in ranks}
-    of_nodes = number_logs(set(nodes.values()))
-    locals_of = list_by_key((of_nodes.get(nodes[name]), number) for name, (number, _) in ranks.items())
-    size = len(ranks) // len(locals_of)
-    if None in locals_of or any(sorted(numbers) != [*range(size)] for numbers in locals_of.values()):
-        return {}
-    first = min(of_nodes.values())
-    return {name: ((of_nodes[nodes[name]] - first) * size + number, True) for name, (number, _) in ranks.items()}
+    of_nodes = number_logs(ranks)
+    return {name: (rank, True) for name, rank in of_nodes.items()} if len({*of_nodes.values()}) == len(ranks) else {}
 
 
 def _to_path(name: str) -> str:

@@ -83,7 +83,7 @@ class LogCollector:
                 of_ranks_here = True
                 continue
             of_ranks = [
-                (name, failure._replace(rank=structs.replace(failure.rank, node=failure.rank.node or rank.node)))
+                (name, failure._replace(rank=_complete_rank(failure.rank, rank)))
                 for failure in reader.log.failures
                 if failure.rank is not None
             ]
@@ -166,14 +166,17 @@ class LogCollector:
         """Return one log for each rank. `dumped` are the ranks with a stack dump."""
         self._name_processes(dumped)
         numbers = file_names.number_places(self._ranks_in, self._unknown)
+        families = {file_names.find_family(place) for place, ranks in self._ranks_in.items() if ranks}
         for place, (rank, log) in self._unknown.items():
             name = place[0]
-            if place in numbers:
-                self._parts.append((name, structs.replace(rank, rank=numbers[place]), log))
+            is_known = place in numbers or (file_names.find_family(place) in families and not self._ranks_in.get(place))
+            if is_known:
+                node = rank.node or (None if place in numbers else file_names.without_ending(name))
+                self._parts.append((name, structs.replace(rank, rank=numbers.get(place), node=node), log))
             else:
                 self._notes += self._strange.pop(name, ())
                 self._keep_unranked(name, rank, log)
-            if place in numbers or log.messages or log.failures:
+            if is_known or log.messages or log.failures:
                 self._silent.pop(name, None)
         if len(self._silent) > _MOST_EMPTY_NAMED:
             note = f"{len(self._silent)} files hold no known stack dump and no log of a known rank"
@@ -185,6 +188,13 @@ class LogCollector:
         if self.old:
             self._notes.append(f"{words.count(self.old, 'file')} of earlier attempts ignored")
         return merged_logs.join(self._parts, self._told)
+
+
+def _complete_rank(ended: RankId, writer: RankId) -> RankId:
+    """Return the process that a line reports as ended. A rank reports its own end, or that of a child, by the pid."""
+    if writer.is_numbered and ended == RankId(pid=ended.pid):
+        return writer
+    return structs.replace(ended, node=ended.node or writer.node)
 
 
 def _explain_strange_lines(readers: Sequence[line_stream.Reader]) -> Iterator[str]:

@@ -285,12 +285,11 @@ def time_out(incident: Incident) -> str:
     if forecast is None:
         return ""
     if forecast.at_unix_seconds is None:
-        after = duration(forecast.seconds)
-        return f"ends the job after {after} in one collective ({forecast.source})"
+        return f"ends the job after {duration(forecast.seconds)} of waiting for other ranks ({forecast.source})"
     looked = incident.captures[-1].started_unix_seconds + incident.captures[-1].duration_seconds
     remaining_seconds = forecast.at_unix_seconds - looked
     if remaining_seconds <= 0:
-        return f"of {duration(forecast.seconds)} in one collective had passed before this capture ({forecast.source})"
+        return f"of {duration(forecast.seconds)} had passed before this capture ({forecast.source})"
     after = duration(remaining_seconds)
     return f"ends the job at {utc(forecast.at_unix_seconds)}, {after} after this capture ({forecast.source})"
 

@@ -224,7 +224,9 @@ def test_stopped_rank_is_named_although_all_have_joined() -> None:
     stopped = replace(standing(3, waits(6)), kernel=KernelFacts(state="T"), signature=Signature.STOPPED)
     verdict = judged(waiting(*THREE, stopped))
     assert (verdict.kind, [one.rank for one in verdict.named]) == ("RankStopped", [3])
-    assert judged(waiting(*THREE, standing(3, waits(6)))).kind == "AllJoined"
+    joined = judged(waiting(*THREE, standing(3, waits(6))))
+    assert joined.kind == "AllJoined"
+    assert "Check the network between these ranks" in joined.message, "gloo uses no GPU"
 
 
 def test_rank_waiting_for_a_lock_waits_for_the_rank_that_holds_it() -> None:

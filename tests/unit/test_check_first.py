@@ -262,6 +262,14 @@ def test_native_frames_are_asked_for_if_the_call_is_unknown(seen: dict[str, obje
     assert ["look at /data/x: does it respond?" in one for one in told] == [not is_asked_for] * 2
 
 
+def test_rank_to_check_first_that_sleeps_needs_no_native_frames() -> None:
+    odd = group_in_own_code(range(1))
+    stack = replace(odd.members[0].stack, sleep=Sleep(NOW, 3000.0, "p"))
+    asleep = replace(odd, members=(replace(odd.members[0], stack=stack),))
+    first = judge(Grouping(groups=(behind(range(1, 4)), asleep))).check_first[0]
+    assert first.settle.startswith("find out why reserve (buffers.py:31) sleeps until")
+
+
 def test_rank_with_unknown_call_needs_native_frames() -> None:
     odd = group_in_own_code(range(2))
     odd = replace(odd, members=(change_parts(odd.members[0], call=READ), odd.members[1]))

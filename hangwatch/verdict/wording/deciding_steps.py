@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from hangwatch.model import Member
 from hangwatch.stacks import activity_table
 from hangwatch.verdict.findings import Finding
-from hangwatch.verdict.wording import stuck_on
+from hangwatch.verdict.wording import clauses, stuck_on
 
 SEQUENCE_NUMBERS = (
     "compare sequence numbers (flight recorder, NCCL RAS): which rank is a call behind, or in another branch or group?"
@@ -41,7 +41,9 @@ def native_frames(members: Sequence[Member]) -> str:
 
 
 def find_blocking_call(finding: Finding) -> str:
-    """Return the object of the call of the first suspect, or the command that shows native frames if one is unknown."""
+    """Return the step to find why the suspects sleep or block, or the command that shows native frames if unknown."""
+    if clauses.describe_sleep(finding.suspects[0]):
+        return stuck_on.look_at_line(finding.suspects[0], finding.members[0])
     untold = [member for member in finding.members if not any(call.has_object for call in member.kernel.calls)]
     return native_frames(untold) if untold else stuck_on.look_at(finding.members[0]) or BEHIND_CALL
 

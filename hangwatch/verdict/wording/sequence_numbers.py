@@ -30,7 +30,8 @@ def evidence(graph: WaitGraph) -> tuple[Evidence, ...]:
 
 
 _ASKS_RANK = {"main": "It", "thread": "One of its threads", "child": "The process that it waits for"}
-_ALL_GPUS = "XIDs, NVLink, the fabric and NCCL; an earlier kernel may be stuck in the stream of one GPU."
+_GPUS = "XIDs, NVLink, the fabric and NCCL; an earlier kernel may be stuck in the stream of one GPU."
+_NETWORK = "the network between these ranks: gloo may wait for a connection that is lost."
 
 
 def _name_ranks(ranks: Sequence[int]) -> str:
@@ -201,7 +202,7 @@ def still_open(finding: Finding) -> str:
     inside = f"{_name_ranks(first.waiting)} {words.agree(first.waiting, 'is', 'are')} still in it{duration}"
     return (
         f"All ranks have joined {describe_operation(first)}, and {inside}. No rank is late: the operations in which "
-        f"other ranks wait come later. Check {root}{_ALL_GPUS}"
+        f"other ranks wait come later. Check {root}{_below(first)}"
     )
 
 
@@ -247,8 +248,13 @@ def all_joined(finding: Finding) -> str:
     )
     key = None if odd is None else process_key(odd.member.id)
     if odd is None or key is None:
-        return f"{joined} Check {_ALL_GPUS}"
+        return f"{joined} Check {_below(pending[0])}"
     return f"{joined} {words.sentence(_name_ranks([key]))}: {check_first_reasons.odd_gpu(odd)}."
+
+
+def _below(joined: PendingOperation) -> str:
+    """Return the parts below Python that may block an operation which all ranks have joined."""
+    return _NETWORK if joined.library == "gloo" else _GPUS
 
 
 def _describe_equal_counts(finding: Finding) -> str:

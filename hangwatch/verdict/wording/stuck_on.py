@@ -80,7 +80,7 @@ def next_step(finding: Finding, settle: str) -> str:
             return f"{guidance.ALL_DUMPS} (a folder is enough): they show which one it waits for"
         return dump_whole_job()
     if group is not None and group.frames and (kind.at_line or finding.scene.is_one_process):
-        return _look_at_line(group, group.members[0])
+        return look_at_line(group, group.members[0])
     return first_step(
         finding.kind,
         (member.id for member in finding.members),
@@ -129,7 +129,7 @@ def _thaw(member: Member, cgroup: str) -> str:
     return f"thaw its control group: `echo {value} > {shlex.quote(f'/sys/fs/cgroup{cgroup}/{file}')}`{on}"
 
 
-def _look_at_line(group: Group, member: Member) -> str:
+def look_at_line(group: Group, member: Member) -> str:
     """Return the step for a rank or worker that is blocked at a line: the command that shows its call below Python."""
     busy = clauses.find_busy_worker(group)
     pid = member.id.pid if busy is None else busy.pid

@@ -440,7 +440,9 @@ def test_when_the_job_will_be_ended_by_its_time_out() -> None:
     assert said.endswith("(PyTorch's default for NCCL, unless its code sets another timeout)")
     overdue = replace(quiet, unix_seconds=looked - 900)
     assert "had passed before this capture" in timed_out_row(incident, timeline=(overdue,))
-    assert "ends the job after 10 min 00 s of waiting for other ranks" in timed_out_row(incident, timeline=()), "a dump by hand"
+    assert "ends the job after 10 min 00 s of waiting for other ranks" in timed_out_row(incident, timeline=()), (
+        "a dump by hand"
+    )
     assert timed_out_row(incident, closed_unix_seconds=looked + 9) == ""
     forever = replace(incident.job, environ={"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"})
     assert timed_out_row(incident, job=forever) == ""

@@ -40,10 +40,10 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.cli import RANK, TRAINING_TORCH_RANK, children_of, job  # noqa: E402
-from hangwatch.tools.demo.simulated_node import SimulatedNode  # noqa: E402
 from tests.fake_driver import FakeDriver, compile_library, h100  # noqa: E402
 from tests.real_daemon import RealDaemon  # noqa: E402
 from tests.servers import free_port  # noqa: E402
+from tests.simulated.node import SimulatedNode  # noqa: E402
 
 RANKS = 8
 SCRAPE_SECONDS = 5.0

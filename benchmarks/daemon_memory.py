@@ -20,10 +20,10 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.daemon_cost import memory_mib  # noqa: E402
-from hangwatch.tools.demo.simulated_node import SimulatedNode  # noqa: E402
 from tests.conftest import wait_for  # noqa: E402
 from tests.fake_driver import FakeDriver, compile_library, h100  # noqa: E402
 from tests.real_daemon import RealDaemon  # noqa: E402
+from tests.simulated.node import SimulatedNode  # noqa: E402
 
 RANKS, STUCK = 8, 2
 HUNG = ("gpu all power_watts 118", f"gpu {STUCK} power_watts 86", f"gpu {STUCK} utilization_ratio 0")

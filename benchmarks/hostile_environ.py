@@ -25,11 +25,11 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from hangwatch.tools.demo.simulated_node import SimulatedNode  # noqa: E402
 from tests import hostile_environments  # noqa: E402
 from tests.conftest import wait_for  # noqa: E402
 from tests.fake_driver import FakeDriver, compile_library, h100  # noqa: E402
 from tests.real_daemon import RealDaemon  # noqa: E402
+from tests.simulated.node import SimulatedNode  # noqa: E402
 
 SECONDS_UNDER_ATTACK = 20.0
 

@@ -49,7 +49,7 @@ def demo_page(place: Path) -> Path:
     Return the path of its report.
     """
     hangwatch = Path(sys.executable).with_name("hangwatch")
-    command = [str(hangwatch), "demo", "--scenario", "loader", "--seed", "7", "--keep", str(place / "demo")]
+    command = [str(hangwatch), "demo", "--seed", "7", "--keep", str(place / "demo")]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     return next(place.rglob("report.html"))
 

@@ -20,10 +20,10 @@ import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from hangwatch.tools.demo.simulated_node import SimulatedNode
 from tests.conftest import wait_for
 from tests.fake_driver import FakeDriver
 from tests.servers import require_host_name
+from tests.simulated.node import SimulatedNode
 
 JOBS = Path(__file__).parent / "jobs"
 QUICK = {

@@ -57,7 +57,6 @@ _MEANT = {
     "--html": "dump -o DIR (for DIR/.../report.html), or report --html FILE",
     "--rank": "dump --pid PID",
     "--watch": "top",
-    "demo --list": "demo --scenario list",
     "hangwatch -v": "--version",
     "hangwatch -V": "--version",
     "incidents --job": "incidents JOB",

@@ -8,7 +8,7 @@ from hangwatch.checks.framework import registry
 from hangwatch.daemon import Daemon
 from hangwatch.tools.demo import playback
 from hangwatch.tools.demo.simulated_gpus import SimulatedGpus
-from hangwatch.tools.demo.simulated_node import SimulatedNode
+from tests.simulated.node import SimulatedNode
 
 
 @contextlib.contextmanager

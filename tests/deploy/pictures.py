@@ -13,13 +13,13 @@ import tempfile
 import time
 from pathlib import Path
 
-from hangwatch.tools.demo.simulated_node import SimulatedNode
 from tests.conftest import wait_for
 from tests.deploy import promql
 from tests.deploy.daemon_on_simulated_node import hangwatch_on
 from tests.deploy.drawing import Source, draw
 from tests.deploy.promql import DASHBOARDS, ROOT, RULES
 from tests.servers import RealPrometheus, chromium
+from tests.simulated.node import SimulatedNode
 
 IMAGES = ROOT / "docs/img"
 IMAGE_PIXELS = 1480

@@ -23,7 +23,6 @@ from hangwatch.detector.progress_gaps import FEWEST_GAPS, HourOfGaps, ProgressRe
 from hangwatch.model import CheckResult, CheckStatus, CheckVerdict, Group, Grouping, Incident, Job, JobState
 from hangwatch.model.flight_records import ProgressCounter
 from hangwatch.state.board import JobEntry, Snapshot
-from hangwatch.tools.demo.simulated_node import SimulatedNode
 from hangwatch.verdict.diagnosis import Diagnosis
 from tests import samples
 from tests.conftest import wait_for
@@ -31,6 +30,7 @@ from tests.deploy import promql
 from tests.deploy.daemon_on_simulated_node import hangwatch_on
 from tests.deploy.promql import DASHBOARDS, GRAFANA, RULES
 from tests.servers import RealPrometheus
+from tests.simulated.node import SimulatedNode
 from tests.unit.test_waitfor import done, standing, waits
 
 # Grafana's names of the units in these dashboards.
@@ -394,7 +394,7 @@ def test_the_page_names_the_rank_that_was_planted(hung: Watched) -> None:
     assert {name: alert["labels"][name] for name in ("job_id", "job_key")} == {
         name: hung.job[name] for name in ("job_id", "job_key")
     }
-    assert f"({hung.job['owner']}, hangwatch.tools.demo.worker)" in alert["annotations"]["summary"]
+    assert f"({hung.job['owner']}, tests.simulated.worker)" in alert["annotations"]["summary"]
     named = wait_for(
         lambda: (found := page()) and re.search(r"rank (\d+) on (\S+)", found["annotations"]["summary"]),
         "a name in the page",

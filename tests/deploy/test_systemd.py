@@ -239,7 +239,7 @@ show installed
 bash -c '. /usr/local/share/bash-completion/completions/hangwatch; COMP_WORDS=(hangwatch sta) COMP_CWORD=1
   PATH=/usr/local/bin:$PATH _hangwatch_completion hangwatch; echo "completed: ${COMPREPLY[*]}"'
 /sbin/ip link set lo up
-/usr/local/bin/hangwatch demo --scenario loader --keep "$LAYERS/demo" >"$LAYERS/demo.txt" 2>&1 & demo=$!
+/usr/local/bin/hangwatch demo --keep "$LAYERS/demo" >"$LAYERS/demo.txt" 2>&1 & demo=$!
 for i in $(seq 600); do grep -q training "$LAYERS/demo.txt" && break; sleep 0.1; done
 kill $demo; wait $demo || true
 cat "$LAYERS/demo.txt"

@@ -26,7 +26,6 @@ from hangwatch.probes.base import procfs
 from hangwatch.probes.process import main_thread, pyspy
 from hangwatch.probes.process.process_scan import ProcessScan
 from hangwatch.stacks import activity
-from hangwatch.tools.demo.simulated_node import SimulatedNode
 from hangwatch.verdict import second_round
 from hangwatch.verdict.diagnosis import Diagnosis
 from hangwatch.verdict.permanence import find_permanent
@@ -39,6 +38,7 @@ from tests.integration.targets import QUICK, diagnosed
 from tests.memory_cgroup import cgroup_below
 from tests.other_users import needs_root
 from tests.real_daemon import RealDaemon
+from tests.simulated.node import SimulatedNode
 
 RANK = """
 import os, sys, time

@@ -27,10 +27,10 @@ from hangwatch.model import JobState
 from hangwatch.state.board import JobEntry
 from hangwatch.tools.demo import playback
 from hangwatch.tools.demo.simulated_gpus import SimulatedGpus
-from hangwatch.tools.demo.simulated_node import SimulatedNode
 from tests.conftest import stopping, wait_for
 from tests.fake_driver import FakeDriver, h100
 from tests.real_daemon import RealDaemon
+from tests.simulated.node import SimulatedNode
 
 SYS_TGKILL = 131 if platform.machine() == "aarch64" else 234
 NO_DRIVER = {**os.environ, "LD_LIBRARY_PATH": ""}

@@ -13,10 +13,11 @@ from hangwatch.probes.base import procfs
 from hangwatch.tools.demo import simulated_gpus
 from hangwatch.tools.demo.phases import Phase, PhaseAge
 from hangwatch.tools.demo.simulated_gpus import SimulatedGpus
-from hangwatch.tools.demo.simulated_node import NodeError, SimulatedNode
+from hangwatch.tools.demo.simulated_node import NodeError
 from tests.commands import finished
 from tests.conftest import wait_for
 from tests.integration import targets
+from tests.simulated.node import SimulatedNode
 
 RANKS = 3
 PY_SPY = str(Path(sys.executable).with_name("py-spy"))
@@ -188,7 +189,7 @@ def test_a_job_that_ends_takes_its_launcher_along() -> None:
 
 
 def test_a_notebook_is_no_rank_and_holds_its_gpu() -> None:
-    with SimulatedNode(1, program="hangwatch.tools.demo.notebook") as node:
+    with SimulatedNode(1, program="tests.simulated.notebook") as node:
         gpus = SimulatedGpus(node)
         wait_for(lambda: gpus.latest().gpus[0].power_watts > 500, "the cell to run")
         node.order("all", "idle")
@@ -205,7 +206,6 @@ def test_a_notebook_is_no_rank_and_holds_its_gpu() -> None:
         (PhaseAge(Phase.COLLECTIVE, 1.1), True, simulated_gpus.WAITING),
         (PhaseAge(Phase.COMPUTE, 1.1), True, simulated_gpus.STUCK),
         (PhaseAge(Phase.LOADING, 5.0), True, simulated_gpus.STUCK),
-        (PhaseAge(Phase.CHECKPOINT, 5.0), True, simulated_gpus.STUCK),
         (PhaseAge(Phase.EVALUATION, 0.1), True, simulated_gpus.EVALUATION),
         (PhaseAge(Phase.COMPUTE, 0.1), False, simulated_gpus.IDLE),
     ],

@@ -7,11 +7,11 @@ from click.testing import CliRunner
 
 from hangwatch.cli.dump import dump
 from hangwatch.tools.commands.status import status
-from hangwatch.tools.demo.simulated_node import SimulatedNode
 from tests.conftest import wait_for
 from tests.fake_driver import FakeDriver, h100
 from tests.integration import targets
 from tests.real_daemon import RealDaemon, hang
+from tests.simulated.node import SimulatedNode
 
 # A command line that was read before the title was set stays that of multiprocessing.
 ENGINE = """

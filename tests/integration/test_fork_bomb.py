@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from hangwatch.tools.demo.simulated_node import SimulatedNode
 from tests.conftest import wait_for
 from tests.fake_driver import FakeDriver, h100
 from tests.memory_cgroup import cgroup_below
 from tests.real_daemon import RealDaemon
+from tests.simulated.node import SimulatedNode
 
 
 @contextlib.contextmanager

@@ -9,10 +9,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from hangwatch import config
 from hangwatch.formats import incident_file
 from hangwatch.tools.demo import playback
-from hangwatch.tools.demo.simulated_node import SimulatedNode
 from tests.commands import HANGWATCH, finished, write_program
 from tests.conftest import wait_for
 from tests.integration.test_daemon import quick_daemon
+from tests.simulated.node import SimulatedNode
 
 
 def test_a_job_that_hangs_calls_its_hook_and_the_report_tells_it(tmp_path: Path) -> None:

@@ -12,12 +12,12 @@ from hangwatch.config import Settings
 from hangwatch.daemon import Daemon
 from hangwatch.daemon.wiring import STUCK_SECONDS
 from hangwatch.probes.gpu.sampler import NvmlSampler
-from hangwatch.tools.demo.simulated_node import SimulatedNode
 from tests import hostile_environments
 from tests.conftest import wait_for
 from tests.fake_driver import FakeDriver, h100
 from tests.proc_tree import lay_out
 from tests.real_daemon import RealDaemon
+from tests.simulated.node import SimulatedNode
 
 pytestmark = pytest.mark.timeout(400)
 JOBS_WATCHED = 10

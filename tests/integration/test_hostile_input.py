@@ -327,7 +327,7 @@ def test_a_dump_with_a_number_of_5000_digits(tmp_path: Path) -> None:
 PRINTING = (
     *("explain INCIDENT", "merge INCIDENT", "merge --json INCIDENT", "report INCIDENT", "report --json INCIDENT"),
     *("incidents --config CONFIG", "incidents --json --config CONFIG", "config --sample", "dump --pid PID"),
-    *("check fd_limit", "demo --scenario list", "--help"),
+    *("check fd_limit", "verdict --help", "--help"),
 )
 
 

@@ -12,12 +12,12 @@ from hangwatch.model import Fault, Process
 from hangwatch.probes.base import procfs
 from hangwatch.probes.process import locked_memory, proc_pid
 from hangwatch.probes.process.process_scan import ProcessScan
-from hangwatch.tools.demo.simulated_node import SimulatedNode
 from tests.conftest import identity, wait_for
 from tests.fake_driver import FakeDriver
 from tests.integration import targets
 from tests.locked_memory_processes import locked
 from tests.real_daemon import RealDaemon
+from tests.simulated.node import SimulatedNode
 
 NOBODY = 65534
 

@@ -19,7 +19,6 @@ from msgspec.structs import replace
 from hangwatch import store
 from hangwatch.probes.base import procfs
 from hangwatch.tools.commands import mcp_server
-from hangwatch.tools.demo.simulated_node import SimulatedNode
 from tests import samples
 from tests.commands import HANGWATCH, finished, write_config
 from tests.conftest import wait_for
@@ -28,6 +27,7 @@ from tests.fake_driver import FakeDriver, h100
 from tests.integration.test_user_socket import STRANGER
 from tests.other_users import as_user, needs_root
 from tests.real_daemon import RealDaemon, hang
+from tests.simulated.node import SimulatedNode
 
 pytestmark = pytest.mark.timeout(200)
 

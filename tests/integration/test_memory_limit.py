@@ -8,13 +8,13 @@ import sys
 import pytest
 import yaml
 
-from hangwatch.tools.demo.simulated_node import SimulatedNode
 from tests import hostile_environments
 from tests.conftest import wait_for
 from tests.deploy.promql import ROOT
 from tests.fake_driver import FakeDriver, h100
 from tests.memory_cgroup import memory_cgroup
 from tests.real_daemon import RealDaemon
+from tests.simulated.node import SimulatedNode
 
 pytestmark = pytest.mark.timeout(400)
 MEBIBYTE = 1 << 20

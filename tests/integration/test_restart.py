@@ -6,11 +6,11 @@ from pathlib import Path
 
 from hangwatch.formats import incident_file
 from hangwatch.model import JobState
-from hangwatch.tools.demo.simulated_node import SimulatedNode
 from tests.commands import start
 from tests.conftest import wait_for
 from tests.fake_driver import FakeDriver, h100
 from tests.real_daemon import RealDaemon, hang
+from tests.simulated.node import SimulatedNode
 
 
 def test_killed_twice_in_a_hang_it_goes_on_with_the_one_incident(fake_driver: FakeDriver, tmp_path: Path) -> None:

@@ -21,7 +21,6 @@ from hangwatch.stacks import activity
 from hangwatch.state.board import Board
 from hangwatch.state.steps import SaveIncident
 from hangwatch.store import Store, StoreTakenError
-from hangwatch.tools.demo.simulated_node import SimulatedNode
 from tests import samples
 from tests.commands import HANGWATCH, Finished, finished, write_config
 from tests.conftest import wait_for
@@ -29,6 +28,7 @@ from tests.dead_mount import dead_mount
 from tests.integration.test_secrets_in_exceptions import DyingRank
 from tests.other_users import needs_root
 from tests.real_daemon import RealDaemon
+from tests.simulated.node import SimulatedNode
 from tests.soak import sigterms
 
 

@@ -10,9 +10,10 @@ import sys
 import time
 from pathlib import Path
 
-from hangwatch.tools.demo import launcher
+from hangwatch.tools.demo.launcher import main
 from hangwatch.tools.demo.process_setup import set_identity
 from tests.scenarios.long_waits import SERVER
+from tests.simulated.launcher import Launcher
 
 WORK_SECONDS = 12.0
 
@@ -48,4 +49,4 @@ if __name__ == "__main__":
         set_identity("python", parent, Path(sys.argv[1]))
         drive(Path(sys.argv[1]), int(sys.argv[3]))
         os._exit(0)
-    launcher.main()
+    main(Launcher)

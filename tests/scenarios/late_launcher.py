@@ -1,15 +1,15 @@
 """A launcher like that of the demo. At first half of its ranks have no process.
 
 It prints `ready`, starts the second half later and prints `ready` again. Its command line and input are those of
-`hangwatch.tools.demo.launcher`.
+`tests.simulated.launcher`.
 """
 
 import os
 import selectors
 import threading
 
-from hangwatch.tools.demo import launcher
-from hangwatch.tools.demo.launcher import Launcher, say
+from hangwatch.tools.demo.launcher import main, say
+from tests.simulated.launcher import Launcher
 
 LATE_SECONDS = 16.0
 NO_PROCESS = 0
@@ -37,5 +37,4 @@ class LateLauncher(Launcher):
 
 
 if __name__ == "__main__":
-    launcher.Launcher = LateLauncher
-    launcher.main()
+    main(LateLauncher)

@@ -24,8 +24,9 @@ NAMES = (("qzx", "vbn", "wrt"), ("save_checkpoint", "log", "evaluate", "main"))
 CLEAR_MAJORITY = 3
 
 _STANDARD_FILES = frozenset({"threading.py", "socket.py", "ssl.py", "selectors.py", "socketserver.py", "subprocess.py"})
-_PROGRAM = ("hangwatch/tools/demo/", "tests/scenarios/")
-_COLLECTIVES = "hangwatch/tools/demo/unix_collectives.py"  # replaces torch.distributed and is known to hangwatch
+_PROGRAM = ("hangwatch/tools/demo/", "tests/simulated/", "tests/scenarios/")
+# replace torch.distributed and are known to hangwatch
+_COLLECTIVES = "hangwatch/tools/demo/unix_collectives.py", "tests/simulated/barriers.py"
 
 
 def assert_names_do_not_matter(look: Diagnosis, settings: Settings) -> None:

@@ -1,7 +1,7 @@
 """A home-made inference server without requests.
 
 It accepts connections, and each of its workers holds a GPU. Its command line and input are those of
-`hangwatch.tools.demo.launcher`.
+`tests.simulated.launcher`.
 """
 
 import multiprocessing
@@ -22,7 +22,7 @@ from hangwatch.tools.demo.process_setup import set_identity
 def answer(index: int, folder: str, parent: int, questions: Connection, ready: Connection) -> None:
     """Run a worker: wait for requests, which never come."""
     set_identity("python", parent, Path(folder))
-    Phases(Path(folder) / "phases").enter(index, Phase.IDLE)
+    Phases(Path(folder) / "phases").enter(index, Phase.STARTING)
     ready.send(index)
     questions.recv()
 

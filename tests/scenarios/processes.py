@@ -1,6 +1,6 @@
 """Scenarios with real processes, the real daemon and real py-spy in real time. Only the GPUs are simulated.
 
-The scenarios include those of the demo. Low power is held for 1.5 s, and rounds are 1 s apart.
+The scenarios include those of `tests.simulated`. Low power is held for 1.5 s, and rounds are 1 s apart.
 """
 
 import contextlib
@@ -17,10 +17,7 @@ from msgspec.structs import replace
 
 from hangwatch.config import Capture
 from hangwatch.model import Confidence, JobState
-from hangwatch.tools.demo import playback
-from hangwatch.tools.demo.scenarios import SCENARIOS as DEMOS
-from hangwatch.tools.demo.scenarios import Answer, Scenario
-from hangwatch.tools.demo.simulated_node import SimulatedNode, wait_until
+from hangwatch.tools.demo.simulated_node import wait_until
 from tests.scenarios.external_servers import answering
 from tests.scenarios.power import Expected, truth_of, with_names
 from tests.scenarios.stage import (
@@ -34,6 +31,9 @@ from tests.scenarios.stage import (
     staged,
     training,
 )
+from tests.simulated.node import SimulatedNode
+from tests.simulated.scenarios import SCENARIOS as DEMOS
+from tests.simulated.scenarios import Answer, Scenario, play
 
 HANG = "training → quiet → suspected → hung"
 LOOK = "training → quiet → suspected → (training|stalled → recovered)"
@@ -62,7 +62,7 @@ def _healthy(run: Run, states: str = LOOK) -> ProcessScenario:
 
 
 def demo(name: str) -> Run:
-    """Return a function that runs the scenario `name` of `hangwatch demo`."""
+    """Return a function that runs the scenario `name` of `tests.simulated`."""
 
     def run(directory: Path) -> tuple[Observed, ...]:
         daemons: list[LookingDaemon] = []
@@ -71,7 +71,7 @@ def demo(name: str) -> Run:
             daemons.append(LookingDaemon(*given, **options))
             return daemons[-1]
 
-        outcome = playback.play(name, ranks=8, seed=1, directory=directory, new_daemon=new_daemon)
+        outcome = play(name, ranks=8, seed=1, directory=directory, new_daemon=new_daemon)
         paged = outcome.verdict if outcome.paged else None
         named = tuple(one.rank for one in paged.named) if paged else ()
         seconds = outcome.seconds if outcome.paged else None
@@ -257,7 +257,7 @@ _DEMO_STATES = {
 
 
 def _demo(name: str, scenario: Scenario) -> ProcessScenario:
-    """Return the row of a scenario of `hangwatch demo`."""
+    """Return the row of a scenario of `tests.simulated`."""
     named = (scenario.planted_rank(8, 1),) if scenario.right_answer is Answer.NAMES_PLANTED else ()
     pages = scenario.right_answer in (Answer.NAMES_PLANTED, Answer.NAMES_NOBODY)
     expected = Expected(_DEMO_STATES.get(name, HANG), pages, named, 100.0)

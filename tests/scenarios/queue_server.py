@@ -1,7 +1,7 @@
 """A home-made inference server without requests.
 
 Two workers wait at one queue, the others poll shared memory. Its command line and input are those of
-`hangwatch.tools.demo.launcher`.
+`tests.simulated.launcher`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def await_turn(
 ) -> None:
     """Run a worker. One receives from the pipe of the queue, the other waits for its turn."""
     set_identity("python", parent, Path(folder))
-    Phases(Path(folder) / "phases").enter(index, Phase.IDLE)
+    Phases(Path(folder) / "phases").enter(index, Phase.STARTING)
     ready.send(index)
     if index < QUEUE_WORKERS:
         requests.get()

@@ -25,13 +25,15 @@ from hangwatch.model import Fault, GpuSample, GpuSweep, Job, JobState, Recommend
 from hangwatch.stacks import activity
 from hangwatch.state.board import JobEntry
 from hangwatch.tools.demo import playback
-from hangwatch.tools.demo.playback import Watcher, run_daemon
+from hangwatch.tools.demo.playback import run_daemon
 from hangwatch.tools.demo.simulated_gpus import SimulatedGpus
-from hangwatch.tools.demo.simulated_node import SimulatedNode, wait_until
+from hangwatch.tools.demo.simulated_node import wait_until
 from hangwatch.verdict import second_round
 from hangwatch.verdict.diagnosis import Diagnosis
 from tests.scenarios.external_servers import UnavailableError
 from tests.scenarios.power import Expected, truth_of
+from tests.simulated.node import SimulatedNode
+from tests.simulated.scenarios import Watcher
 
 DEADLINE_SECONDS = 120.0
 TRAINING_SECONDS = 1.5  # enough for the busy level of each GPU
@@ -276,7 +278,7 @@ class Neighbour:
     name: str = ""
     ranks: int = 2
     nodes: int = 1
-    program: str = "hangwatch.tools.demo.launcher"
+    program: str = "tests.simulated.launcher"
     shown: ShowGpu = as_simulated
     is_apart: bool = False
     begins: JobState = JobState.TRAINING

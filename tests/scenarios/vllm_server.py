@@ -1,6 +1,6 @@
 """A server without requests that looks like vLLM: a parent, and spawned workers that hold a GPU each.
 
-Its command line and input are those of `hangwatch.tools.demo.launcher`.
+Its command line and input are those of `tests.simulated.launcher`.
 """
 
 import multiprocessing
@@ -18,7 +18,7 @@ from tests.scenarios import own_server
 def worker_busy_loop(index: int, folder: str, parent: int, requests: Connection, ready: Connection) -> None:
     """Run a worker: wait for requests, which never come."""
     set_identity(f"VLLM::Worker_{index}", parent, Path(folder))
-    Phases(Path(folder) / "phases").enter(index, Phase.IDLE)
+    Phases(Path(folder) / "phases").enter(index, Phase.STARTING)
     ready.send(index)
     requests.recv()
 

@@ -9,13 +9,15 @@ from collections.abc import Callable
 from functools import partial, wraps
 from pathlib import Path
 
-from hangwatch.tools.demo import faults, loader, worker
+from hangwatch.tools.demo import loader, worker
 from hangwatch.tools.demo.phases import Phase
 from hangwatch.tools.demo.process_setup import set_identity
-from hangwatch.tools.demo.unix_collectives import barrier
-from hangwatch.tools.demo.worker import Rank, evaluate
+from hangwatch.tools.demo.worker import Rank
 from tests.scenarios import long_waits
 from tests.scenarios.long_waits import SERVER
+from tests.simulated import faults
+from tests.simulated.barriers import barrier
+from tests.simulated.worker import evaluate, leave
 
 SLOW_SHARD = "slow"
 SLOW_READS = 100
@@ -47,7 +49,7 @@ def starve(me: Rank, steps: str) -> None:
         me.begins(Phase.LOADING)
         batch = loader.next_batch(me.loader, SLOW_SHARD)
         me.begins(Phase.COMPUTE)
-        worker.compute(batch, worker.STEP_CPU_SECONDS)
+        worker.compute(batch)
         me.begins(Phase.COLLECTIVE)
         barrier(me.peers)
 
@@ -105,7 +107,7 @@ def evaluate_on_one(me: Rank, seconds: str) -> None:
 
 def stop_all(me: Rank) -> None:
     """Stop all ranks, as when a batch system suspends the job. Later all ranks continue together."""
-    me.begins(Phase.IDLE)
+    me.begins(Phase.STARTING)
     faults.stop(me)
     barrier(me.peers)
 
@@ -132,7 +134,7 @@ def linger(me: Rank, seconds: str) -> None:
     """Close all connections to other ranks after the end of training and stay alive for `seconds`."""
     for one in MET:
         one.close()
-    me.begins(Phase.IDLE)
+    me.begins(Phase.STARTING)
     time.sleep(float(seconds))
 
 
@@ -145,7 +147,7 @@ def read_dead_file(me: Rank, path: str) -> None:
 def end_but_read(me: Rank, path: str, last: str) -> None:
     """End all ranks, except rank `last`, which opens a file that does not respond."""
     if me.rank != int(last):
-        worker.leave(me)
+        leave(me)
     read_dead_file(me, path)
 
 
@@ -283,7 +285,7 @@ def evaluate_slowly(me: Rank, seconds: str) -> None:
         time.sleep(0.3 + answer % 2 * 0.001)
 
 
-@on_rank_0(Phase.CHECKPOINT)
+@on_rank_0(Phase.LOADING)
 def sync_checkpoint(me: Rank, path: str, size_bytes: str) -> None:
     """Let rank 0 wait in one fsync(2) until `size_bytes` are on the disk. The others wait for it."""
     write_and_sync(path, int(size_bytes))
@@ -302,7 +304,7 @@ def write_and_sync(path: str, size_bytes: int) -> None:
 def save_behind_gpu(me: Rank, odd: str, path: str, size_bytes: str) -> None:
     """Block rank `odd` in fsync(2). Rank 0 waits for its GPU in a call that saves, the others in another call."""
     if me.rank == int(odd):
-        me.begins(Phase.CHECKPOINT)
+        me.begins(Phase.LOADING)
         write_and_sync(path, int(size_bytes))
     me.begins(Phase.COLLECTIVE)
     if me.rank == 0:
@@ -322,13 +324,13 @@ def receive_shard(me: Rank, port: str, size_bytes: str) -> None:
         server.recv(int(size_bytes), socket.MSG_WAITALL)
 
 
-@on_rank_0(Phase.CHECKPOINT)
+@on_rank_0(Phase.LOADING)
 def upload_parts(me: Rank, port: str, parts: str, size_bytes: str) -> None:
     """Let rank 0 upload a file in parts, each in a separate thread. The others wait for it."""
     upload(port, int(parts), int(size_bytes))
 
 
-@on_rank_0(Phase.CHECKPOINT)
+@on_rank_0(Phase.LOADING)
 def upload_whole(me: Rank, port: str, size_bytes: str) -> None:
     """Let rank 0 upload a file in its main thread. The others wait for it."""
     upload_part(port, int(size_bytes))
@@ -353,8 +355,8 @@ def upload_part(port: str, size_bytes: int) -> None:
 def end_but_upload(me: Rank, port: str, parts: str, size_bytes: str) -> None:
     """Let rank 0 upload after the end of training. All other ranks end."""
     if me.rank:
-        worker.leave(me)
-    me.begins(Phase.IDLE)
+        leave(me)
+    me.begins(Phase.STARTING)
     upload(port, int(parts), int(size_bytes))
     time.sleep(600)
 
@@ -516,7 +518,7 @@ def wait_long(me: Rank, way: str, task: str, argument: str) -> None:
 
 
 def main() -> None:
-    """Run the demo's rank with the orders of this module: its functions of `me`."""
+    """Run the rank of `tests.simulated` with the orders of this module: its functions of `me`."""
     loader.read_shard = read_shard
     own = (function for function in globals().values() if getattr(function, "__module__", "") == __name__)
     orders = (function for function in own if function.__code__.co_varnames[:1] == ("me",))

@@ -18,10 +18,10 @@ from typing import NamedTuple
 
 import psutil
 
-from hangwatch.tools.demo.simulated_node import SimulatedNode
 from tests.conftest import wait_for
 from tests.fake_driver import FakeDriver, compile_library, h100
 from tests.real_daemon import RealDaemon
+from tests.simulated.node import SimulatedNode
 from tests.soak import number_options
 from tests.soak.growth import find_growth
 

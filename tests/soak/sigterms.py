@@ -23,10 +23,10 @@ from pathlib import Path
 from hangwatch.formats import incident_file
 from hangwatch.formats.incident_file import StoreError
 from hangwatch.store import Store
-from hangwatch.tools.demo.simulated_node import SimulatedNode
 from tests.conftest import wait_for
 from tests.fake_driver import FakeDriver, compile_library, h100
 from tests.real_daemon import RealDaemon
+from tests.simulated.node import SimulatedNode
 from tests.soak import number_options
 
 RANKS = 4

@@ -8,17 +8,14 @@ from pathlib import Path
 
 import click
 
-from hangwatch.cli.usage_errors import InputError
-
 
 @click.command()
-@click.option("--scenario", default="loader", show_default=True, help="The fault to simulate; `list` prints all.")
 @click.option("--ranks", default=8, show_default=True, type=click.IntRange(2, 64), help="Ranks on the simulated node.")
 @click.option("--seed", default=None, type=int, help="Choose the rank that gets stuck.  [default: random]")
 @click.option(
     "--keep", "directory", type=click.Path(path_type=Path, file_okay=False), help="Write the report to this folder."
 )
-def demo(scenario: str, ranks: int, seed: int | None, directory: Path | None) -> int:
+def demo(ranks: int, seed: int | None, directory: Path | None) -> int:
     """Show a hang and its verdict, without a GPU.
 
     Starts a job of real processes with simulated GPU power. One rank gets stuck, and hangwatch finds it.
@@ -27,15 +24,9 @@ def demo(scenario: str, ranks: int, seed: int | None, directory: Path | None) ->
     """
     from hangwatch.tools.demo import playback
 
-    if scenario == "list":
-        for name, text in playback.descriptions().items():
-            click.echo(f"{name:14} {text}")
-        return 0
-    if scenario not in playback.descriptions():
-        raise InputError(f"--scenario {scenario!r}: no such scenario\n  one of: {', '.join(playback.descriptions())}")
     seed = int(time.time()) % 100000 if seed is None else seed
     logging.basicConfig(handlers=[logging.NullHandler()])  # the daemon's log goes to a file
-    outcome = playback.play(scenario, ranks=ranks, seed=seed, say=click.echo, directory=directory)
+    outcome = playback.play(ranks=ranks, seed=seed, say=click.echo, directory=directory)
     if outcome.report is not None:
         ours = [sys.executable, "-m", "hangwatch"] if sys.argv[0].endswith("__main__.py") else [sys.argv[0]]
         click.echo(f"again: {shlex.join([*ours, 'report', str(outcome.report)])}")

@@ -1,10 +1,8 @@
 """The launcher of the simulated job: starts the ranks as torchrun's agent does, and serves their collectives.
 
-`demo.simulated_node` starts it and sends one line per order on standard input: `TARGET ORDER`. TARGET is
-a rank, `all`, `peers` (the ranks of the other nodes) or `launcher`. The launcher writes one line per event on
-standard output: `ready PID...` when all ranks have joined, `given` when the ranks have received an order, `resumed`
-at the first step after that. The end of standard input ends the job. Like the ranks, it uses only the standard
-library.
+`demo.simulated_node` starts it and sends one line per order on standard input: `RANK ORDER`. The launcher writes one
+line per event on standard output: `ready PID...` when all ranks have joined, `given` when a rank has received an
+order. The end of standard input ends the job. Like the ranks, it uses only the standard library.
 """
 
 import ctypes
@@ -29,19 +27,16 @@ class Launcher:
     `arrived` are the ranks that have called the current collective, `orders` the next order for each rank.
     """
 
-    def __init__(self, folder: str, run_id: str, ranks: int, nodes: int, worker: str) -> None:
+    worker = "hangwatch.tools.demo.worker"
+
+    def __init__(self, folder: str, run_id: str, ranks: int) -> None:
         self.folder = folder
         self.run_id = run_id
         self.ranks = ranks
-        self.nodes = nodes
-        self.worker = worker
         self.pids: dict[int, int] = {}
         self.peers: dict[int, socket.socket] = {}
         self.arrived: dict[int, tuple[str, float]] = {}
         self.orders: dict[int, str] = {}
-        self.others_arrive = True
-        self.resumes = False
-        self.restarts = 0
         self.readers = selectors.DefaultSelector()
         self.readers.register(sys.stdin.fileno(), selectors.EVENT_READ, self.read_orders)
         self.unread = ""
@@ -70,12 +65,12 @@ class Launcher:
             "LOCAL_RANK": local_rank,
             "GROUP_RANK": 0,
             "ROLE_RANK": local_rank,
-            "WORLD_SIZE": self.ranks * self.nodes,
+            "WORLD_SIZE": self.ranks,
             "LOCAL_WORLD_SIZE": self.ranks,
-            "GROUP_WORLD_SIZE": self.nodes,
-            "ROLE_WORLD_SIZE": self.ranks * self.nodes,
+            "GROUP_WORLD_SIZE": 1,
+            "ROLE_WORLD_SIZE": self.ranks,
             "MASTER_PORT": 29500,
-            "TORCHELASTIC_RESTART_COUNT": self.restarts,
+            "TORCHELASTIC_RESTART_COUNT": 0,
             "TORCHELASTIC_MAX_RESTARTS": 3,
             "OMP_NUM_THREADS": 1,
         }
@@ -98,15 +93,9 @@ class Launcher:
             self.obey(line)
 
     def obey(self, line: str) -> None:
-        """Obey one order, `TARGET ORDER`. A rank receives its order with the result of the next all_reduce."""
-        whom, _, order = line.partition(" ")
-        if whom == "peers":
-            self.others_arrive = order != "stay-away"
-            say("given")
-        elif whom == "launcher":
-            self.restart()
-        else:
-            self.orders |= dict.fromkeys(self.pids, order) if whom == "all" else {int(whom): order}
+        """Obey one order, `RANK ORDER`. The rank receives it with the result of the next collective."""
+        rank, _, order = line.partition(" ")
+        self.orders[int(rank)] = order
 
     def read_message(self, local_rank: int) -> None:
         """Handle a message of a rank. An empty message means that the rank has ended."""
@@ -125,36 +114,20 @@ class Launcher:
     def complete_collective(self) -> None:
         """If all ranks of the job have called the same collective, send them the result."""
         operations = {operation for operation, _ in self.arrived.values()}
-        if len(self.arrived) < self.ranks or len(operations) > 1 or not self.others_arrive:
-            return
-        total = sum(value for _, value in self.arrived.values())
-        self.arrived.clear()
-        (operation,) = operations
-        if operation == "join":
-            say(" ".join(["ready", *map(str, self.pids.values())]))
-        if operation == "all_reduce" and self.resumes:
-            say("resumed")
-            self.resumes = False
-        self.restarts = 0
-        orders = {} if operation == "barrier" else self.orders
+        if len(self.arrived) == self.ranks and len(operations) == 1:
+            total = sum(value for _, value in self.arrived.values())
+            self.arrived.clear()
+            self.send_results(operations.pop(), total)
+
+    def send_results(self, operation: str, total: float) -> None:
+        """Send the result of a collective to all ranks, and with it their orders."""
+        orders, self.orders = self.orders, {}
         for local_rank, peer in self.peers.items():
             peer.send(f"{total} {orders.get(local_rank, 'go')}".encode())
-        if orders:
-            self.orders = {}
-            self.resumes = True
-            if operation == "all_reduce":
-                say("given")
-
-    def restart(self) -> None:
-        """End all ranks and start new ones, as torchrun does after a failure."""
-        for peer in self.peers.values():
-            self.readers.unregister(peer)
-        self.end()
-        for peer in self.peers.values():
-            peer.close()
-        self.arrived.clear()
-        self.restarts += 1
-        self.start()
+        if operation == "join":
+            say(" ".join(["ready", *map(str, self.pids.values())]))
+        elif orders:
+            say("given")
 
     def end(self) -> None:
         """Kill the remaining ranks. Reap them and their loaders."""
@@ -173,16 +146,14 @@ def say(event: str) -> None:
     sys.stdout.flush()
 
 
-def main() -> None:
-    """Run as `launcher FOLDER RUN_ID RANKS NODES WORKER_MODULE FIRST_ORDER`."""
-    folder, run_id, ranks, nodes, worker, first_order = sys.argv[1:]
+def main(kind: Callable[..., Launcher] = Launcher) -> None:
+    """Run as `launcher FOLDER RUN_ID RANKS`. Further arguments are those of another `kind` of launcher."""
+    folder, run_id, ranks, *more = sys.argv[1:]
     set_identity("pt_elastic", os.getppid(), Path(folder))
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)  # `end` can then wait for loaders of dead ranks
-    launcher = Launcher(folder, run_id, int(ranks), int(nodes), worker)
+    launcher = kind(folder, run_id, int(ranks), *more)
     try:
         launcher.start()
-        if first_order:
-            launcher.obey(first_order)
         launcher.serve()
     finally:
         launcher.end()

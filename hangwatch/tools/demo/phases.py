@@ -23,9 +23,7 @@ class Phase(IntEnum):
     LOADING = 1
     COMPUTE = 2
     COLLECTIVE = 3
-    CHECKPOINT = 4
-    EVALUATION = 5
-    IDLE = 6
+    EVALUATION = 4
 
 
 class PhaseAge(NamedTuple):

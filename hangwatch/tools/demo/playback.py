@@ -1,60 +1,42 @@
-"""Playback of a scenario: the real daemon monitors a simulated node, and its verdict is compared with the right one."""
+"""Playback of a hang: the real daemon monitors a simulated node and must name the rank that gets stuck."""
 
 import contextlib
 import logging
+import random
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from hangwatch import config
 from hangwatch.config import ActivityRule, Settings
 from hangwatch.daemon import Daemon
 from hangwatch.formats.incident_file import StoreError
-from hangwatch.model import PAGED, JobState, TimelineEntry, Value, Verdict
+from hangwatch.model import JobState, TimelineEntry
 from hangwatch.probes.base.gpu_source import GpuSource
 from hangwatch.state.board import JobEntry
-from hangwatch.tools.demo.scenarios import SCENARIOS, Answer, Scenario
 from hangwatch.tools.demo.simulated_gpus import SimulatedGpus
 from hangwatch.tools.demo.simulated_node import START_DEADLINE_SECONDS, NodeError, SimulatedNode, wait_until
 
 ANSWER_DEADLINE_SECONDS = 40.0
 SAVE_DEADLINE_SECONDS = 10.0
 TRAINING_SECONDS = 3.0  # enough for the busy level of each GPU
-IDLE_SECONDS = 6.0  # twice the hold time: the detector would have suspected a job by then
 
 DEFAULT_DIRECTORY = Path("hangwatch-demo")
-ACTIVITIES = (
-    ("collective_wait", "all_reduce", "collectives.py"),
-    ("collective_wait", "barrier", "collectives.py"),
-    ("data_loading", "read_shard", "loader.py"),
-)
-
 NewDaemon: TypeAlias = Callable[..., Daemon]
 
 
-class Outcome(Value, frozen=True):
-    """The result of a scenario. `seconds` is the time from the fault to the verdict.
+class Outcome(NamedTuple):
+    """The result. `report` is the incident's folder; None without an incident."""
 
-    `report` is the incident's folder; None without an incident. `planted` is the rank with the fault; None if no
-    rank of this node has one.
-    """
-
-    scenario: str
     right: bool
-    sentence: str
-    planted: int | None
-    seconds: float
-    states: tuple[JobState, ...] = ()
-    paged: bool = False
-    verdict: Verdict | None = None
-    report: Path | None = None
+    report: Path | None
 
 
 def settings(directory: Path) -> Settings:
-    """Return the settings of the demo's daemon: shorter times, and rules for the demo's own collectives and loader.
+    """Return the settings of the demo's daemon: shorter times, and a rule for the demo's own loader.
 
-    A site adds rules for its own code in the same way. `next_batch` and `evaluate` are in hangwatch's table already.
+    A site adds rules for its own code in the same way. `next_batch` and `all_reduce` are in hangwatch's table already.
     """
     return Settings(
         gpu=config.Gpu(sample_seconds=0.25),
@@ -73,67 +55,48 @@ def settings(directory: Path) -> Settings:
         store=config.Store(directory=str(directory), max_incidents=50),
         http=config.Http(listen="127.0.0.1", port=0),
         activities=config.Activities(
-            rules=tuple(
-                ActivityRule(activity=activity, function=function, file=f"*hangwatch/tools/demo/{file}")
-                for activity, function, file in ACTIVITIES
+            rules=(
+                ActivityRule(activity="data_loading", function="read_shard", file="*hangwatch/tools/demo/loader.py"),
             )
         ),
     )
 
 
-def descriptions() -> dict[str, str]:
-    """Return a description of each scenario, by name."""
-    return {
-        name: f"one rank {scenario.what}" if scenario.target == "one" else scenario.what
-        for name, scenario in SCENARIOS.items()
-    }
-
-
 def play(
-    name: str,
-    *,
-    ranks: int = 8,
-    seed: int = 0,
-    say: Callable[[str], None] = print,
-    directory: Path | None = None,
-    new_daemon: NewDaemon = Daemon,
+    *, ranks: int = 8, seed: int = 0, say: Callable[[str], None] = print, directory: Path | None = None
 ) -> Outcome:
-    """Play the scenario `name` and return its outcome. `say` is called with a line for every event.
+    """Block a rank of a simulated job and return the outcome. `say` is called with a line for every event.
 
     With the same `seed`, the fault is in the same rank. `directory` is for the incident and the daemon's log; the
     default is `hangwatch-demo` in the current directory. Every process is ended, even after an error. Raises
     NodeError if the simulated node fails, and StoreError if the directory cannot be used.
     """
-    outcome = _play(
-        SCENARIOS[name], ranks, seed, (directory or DEFAULT_DIRECTORY).absolute(), say, new_daemon=new_daemon
-    )
-    if outcome.verdict is not None:
-        say(f"verdict: {outcome.verdict.message} (confidence: {outcome.verdict.confidence.value})")
-    say(f"{'right' if outcome.right else 'WRONG'}: {outcome.sentence}")
-    if outcome.report is not None:
-        say(f"report: {outcome.report / 'report.html'}")
-    return outcome
-
-
-def _play(
-    scenario: Scenario, ranks: int, seed: int, directory: Path, say: Callable[[str], None], *, new_daemon: NewDaemon
-) -> Outcome:
-    planted = scenario.planted_rank(ranks, seed)
-    ranks = 1 if scenario.right_answer is Answer.NO_JOB else ranks
+    stuck = random.Random(seed).randrange(ranks)  # noqa: S311 - a die, no key
+    directory = (directory or DEFAULT_DIRECTORY).absolute()
     with (
-        SimulatedNode(ranks, scenario.nodes, scenario.program) as node,
-        run_daemon(node, SimulatedGpus(node, seed=seed), settings(directory), new_daemon) as daemon,
+        SimulatedNode(ranks) as node,
+        run_daemon(node, SimulatedGpus(node, seed=seed), settings(directory)) as daemon,
     ):
-        is_job = scenario.right_answer is not Answer.NO_JOB
-        say(f"started {f'job {node.run_id} of {ranks} ranks' if is_job else 'a notebook'}")
+        say(f"started job {node.run_id} of {ranks} ranks")
         watcher = Watcher(daemon, node.run_id, say)
-        _train(scenario, watcher)
-        target = scenario.target if planted is None else planted
-        say(f"now: {scenario.what}" if planted is None else f"now: rank {planted} {scenario.what}")
-        began = time.monotonic()
-        node.order(target, scenario.order)
-        _await_answer(scenario, node, watcher)
-        return _judge(scenario, planted, time.monotonic() - began, watcher, daemon)
+        watcher.await_training()
+        say(f"now: rank {stuck} waits for a loader worker that reads from storage that does not respond")
+        node.order(stuck, "loader")
+        watcher.await_page()
+        entry = watcher.look()
+        incident = entry.incident if entry else None
+        verdict = incident.verdict if incident else None
+        report = find_report(daemon, node.run_id) if incident else None
+    named = [rank.rank for rank in verdict.named] if verdict else []
+    right = watcher.paged and named == [stuck]
+    if verdict is not None:
+        say(f"verdict: {verdict.message} (confidence: {verdict.confidence.value})")
+    names = f"rank {', '.join(map(str, named))}" if named else "no rank"
+    answer = f"paged and named {names}" if watcher.paged else "did not page"
+    say(f"{'right' if right else 'WRONG'}: hangwatch {answer}; the demo blocked rank {stuck}")
+    if report is not None:
+        say(f"report: {report / 'report.html'}")
+    return Outcome(right, report)
 
 
 class Watcher:
@@ -145,25 +108,25 @@ class Watcher:
         self._say = say
         self._began = time.monotonic()
         self._seen: tuple[TimelineEntry, ...] = ()
-        self.states: list[JobState] = []
         self.paged = False
-        self.saw_job = False
 
     def look(self) -> JobEntry | None:
         """Report changes since the last call. Return the job's entry; None until the daemon has found the job."""
         jobs = self._daemon.board.snapshot.jobs
-        self.saw_job |= bool(jobs)
         entry = next((entry for entry in jobs.values() if entry.job.job_id == self._job_id), None)
         if entry is None:
             return None
         if entry.timeline[: len(self._seen)] != self._seen:  # a restarted job begins a new timeline
             self._seen = ()
         for change in entry.timeline[len(self._seen) :]:
-            self.states += [] if change.message == PAGED else [change.state]  # a restart repeats a state
-            self._say(f"{time.monotonic() - self._began:5.1f} s  {change.state.value}: {change.message}")
+            self.tell(change)
         self._seen = entry.timeline
         self.paged = self.paged or entry.page
         return entry
+
+    def tell(self, change: TimelineEntry) -> None:
+        """Call `say` for a change."""
+        self._say(f"{time.monotonic() - self._began:5.1f} s  {change.state.value}: {change.message}")
 
     def follow(self, seconds: float) -> None:
         """Report changes for `seconds`."""
@@ -174,71 +137,18 @@ class Watcher:
         entry = self.look()
         return entry is not None and entry.watch.state in states
 
+    def await_training(self) -> None:
+        """Wait until the daemon knows the busy level of each GPU. Raises NodeError at the deadline."""
+        if not wait_until(lambda: self.is_in(JobState.TRAINING), START_DEADLINE_SECONDS):
+            raise NodeError(f"the daemon did not see the job training within {START_DEADLINE_SECONDS:g} s")
+        self.follow(TRAINING_SECONDS)
 
-def _train(scenario: Scenario, watcher: Watcher) -> None:
-    if scenario.right_answer is not Answer.NO_JOB and not wait_until(
-        lambda: watcher.is_in(JobState.TRAINING), START_DEADLINE_SECONDS
-    ):
-        raise NodeError(f"the daemon did not see the job training within {START_DEADLINE_SECONDS:g} s")
-    watcher.follow(TRAINING_SECONDS)
-
-
-def _await_answer(scenario: Scenario, node: SimulatedNode, watcher: Watcher) -> None:
-    """Wait until the daemon pages for the hang. In a healthy scenario, wait until the job is training again."""
-    if scenario.right_answer is Answer.NO_JOB:
-        watcher.follow(IDLE_SECONDS)
-        return
-    if scenario.right_answer is not Answer.NO_PAGE:
-        wait_until(lambda: watcher.look() is not None and watcher.paged, ANSWER_DEADLINE_SECONDS)
-        return
-    resumed = False
-
-    def over() -> bool:
-        nonlocal resumed
-        resumed = resumed or node.has_said("resumed")
-        return resumed and watcher.is_in(JobState.TRAINING, JobState.RECOVERED)
-
-    wait_until(over, ANSWER_DEADLINE_SECONDS)
+    def await_page(self) -> None:
+        """Wait until the daemon pages, or the deadline."""
+        wait_until(lambda: self.look() is not None and self.paged, ANSWER_DEADLINE_SECONDS)
 
 
-def _judge(scenario: Scenario, planted: int | None, seconds: float, watcher: Watcher, daemon: Daemon) -> Outcome:
-    entry = watcher.look()
-    incident = entry.incident if entry else None
-    verdict = incident.verdict if incident else None
-    right, sentence = answer(scenario.right_answer, planted, watcher, verdict)
-    return Outcome(
-        scenario=scenario.name,
-        right=right,
-        sentence=sentence,
-        planted=planted,
-        seconds=seconds,
-        states=tuple(watcher.states),
-        paged=watcher.paged,
-        verdict=verdict,
-        report=_report(daemon, incident.job.job_id) if incident else None,
-    )
-
-
-def answer(right: Answer, planted: int | None, watcher: Watcher, verdict: Verdict | None) -> tuple[bool, str]:
-    """Return True if the daemon's verdict was right, and a sentence that compares it with the scenario."""
-    named = [rank.rank for rank in verdict.named] if verdict else []
-    names = f"rank {', '.join(map(str, named))}" if named else "no rank"
-    paged = f"paged and named {names}" if watcher.paged else "did not page"
-    if right is Answer.NAMES_PLANTED:
-        return watcher.paged and named == [planted], f"hangwatch {paged}; the demo blocked rank {planted}"
-    if right is Answer.NAMES_NOBODY:
-        kind = verdict.kind if verdict else "no verdict"
-        good = watcher.paged and not named and kind == "AllWaiting"
-        return good, f"hangwatch {paged} ({kind}); the culprit is on another node"
-    if right is Answer.NO_JOB:
-        seen = "listed it as a job" if watcher.saw_job else "did not list it as a job"
-        return not watcher.paged and not watcher.saw_job, f"hangwatch {paged} and {seen}; nothing was wrong"
-    last = watcher.states[-1] if watcher.states else None
-    good = not watcher.paged and last in (JobState.TRAINING, JobState.RECOVERED)
-    return good, f"hangwatch {paged}, and the job is {last.value if last else 'unknown'}; nothing was wrong"
-
-
-def _report(daemon: Daemon, job_id: str) -> Path | None:
+def find_report(daemon: Daemon, job_id: str) -> Path | None:
     """Return the folder of the job's incident; None if it is not written before the deadline."""
 
     def folder() -> Path | None:

@@ -33,11 +33,7 @@ EVALUATION = Load(165.0, 12.0, 0.35)
 
 MODEL_LOADED = Load(118.0, 4.0, 0.0)
 
-_AT_ONCE = {
-    Phase.STARTING: MODEL_LOADED,
-    Phase.IDLE: MODEL_LOADED,
-    Phase.EVALUATION: EVALUATION,
-}
+_AT_ONCE = {Phase.STARTING: MODEL_LOADED, Phase.EVALUATION: EVALUATION}
 
 
 def load(seen: PhaseAge, alive: bool = True) -> Load:

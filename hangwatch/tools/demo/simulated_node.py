@@ -31,21 +31,18 @@ class NodeError(UserError):
 
 
 class SimulatedNode:
-    """A simulated node with `ranks` worker processes. It is the first of the `nodes` nodes of their job.
+    """A simulated node with `ranks` worker processes.
 
     It is a context manager, which ends every process that it started. The processes also die with this process,
     even if it is killed. `pids` are those of the ranks, by local rank. `proc_root` is a view of /proc with only the
-    node's processes. `program` is the module that starts the ranks, `worker` the module that a rank runs.
-    `first_order` (TARGET ORDER) is sent before the first step.
+    node's processes. `program` is the module that starts the ranks, with `more` arguments.
     """
 
     def __init__(
         self,
         ranks: int = 8,
-        nodes: int = 1,
         program: str = "hangwatch.tools.demo.launcher",
-        worker: str = "hangwatch.tools.demo.worker",
-        first_order: str = "",
+        more: tuple[str, ...] = (),
     ) -> None:
         self.ranks = ranks
         self.run_id = f"demo-{secrets.token_hex(3)}"
@@ -59,7 +56,7 @@ class SimulatedNode:
             if not entry.name.isdigit():
                 (self.proc_root / entry.name).symlink_to(entry)
         os.mkfifo(self.folder / "stuck-shard")
-        self._arguments = [program, str(self.folder), self.run_id, str(ranks), str(nodes), worker, first_order]
+        self._arguments = [program, str(self.folder), self.run_id, str(ranks), *more]
         self._unread = ""
 
     def __enter__(self) -> SimulatedNode:
@@ -87,14 +84,9 @@ class SimulatedNode:
         self.close()
 
     def order(self, target: int | str, order: str) -> None:
-        """Send an order to a rank, to `all` ranks or to the `peers` on other nodes. Wait until it was received."""
+        """Send an order to a rank. Wait until it was received."""
         self._write(f"{target} {order}\n")
         self.wait_for_event("given", START_DEADLINE_SECONDS)
-
-    def restart(self) -> None:
-        """Order the launcher to replace all ranks. Wait until the new ranks have joined."""
-        self._write("launcher restart\n")
-        self.wait_for_event("ready", START_DEADLINE_SECONDS)
 
     def wait_for_event(self, event: str, deadline_seconds: float) -> list[str]:
         """Wait for the next event of this name. Return the words after the name. Raises NodeError at the deadline."""
@@ -105,13 +97,6 @@ class SimulatedNode:
                 raise NodeError(f"no event {event!r} of the simulated node within {deadline_seconds:g} s{self._log()}")
             if words[0] == event:
                 return words[1:]
-
-    def has_said(self, event: str) -> bool:
-        """True if the event has arrived. All events that have arrived so far are consumed."""
-        while (words := self._next_event(0.0)) is not None:
-            if words[0] == event:
-                return True
-        return False
 
     def is_alive(self, local_rank: int) -> bool:
         """True if the process of a rank exists."""

@@ -24,9 +24,3 @@ def all_reduce(peers: socket.socket, value: float) -> ReduceResult:
     peers.send(f"all_reduce {value}".encode())
     total, _, order = peers.recv(LONGEST_MESSAGE_BYTES).decode().partition(" ")
     return ReduceResult(float(total), order)
-
-
-def barrier(peers: socket.socket) -> None:
-    """Block until every rank of the job has called this function."""
-    peers.send(b"barrier 0")
-    peers.recv(LONGEST_MESSAGE_BYTES)

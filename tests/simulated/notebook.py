@@ -1,7 +1,7 @@
 """A notebook that holds a GPU. It has computed for a while and now runs no cell. It is not a rank of any job.
 
-`demo.simulated_node` starts and controls it like `demo.launcher`. The order `idle` ends the
-running cell. Standard library only.
+`simulated.node` starts and controls it like a launcher. The order `idle` ends the running cell. Standard library
+only.
 """
 
 import os
@@ -27,7 +27,7 @@ def run_cell(phases: Phases) -> None:
 
 def wait_for_cell(phases: Phases) -> None:
     """Wait for the next cell, as an idle notebook kernel does. The demo ends the wait by closing standard input."""
-    phases.enter(0, Phase.IDLE)
+    phases.enter(0, Phase.STARTING)
     sys.stdin.readline()
 
 

@@ -1,4 +1,4 @@
-"""Faults with which one rank of the demo stops making progress. Standard library only, because ranks import it."""
+"""Faults with which one rank stops making progress. Standard library only, because ranks import it."""
 
 import os
 import signal

@@ -17,15 +17,16 @@ ERRORS_BEFORE_SECONDS = 120.0  # XIDs and link errors are read each minute; the 
 def with_learned_baseline(watch: JobWatch, now: float, settings: Detector) -> JobWatch:
     """Return the watch with the present power, at which ranks progress, as baseline. A light capture verifies it."""
     pause = 0.0 if watch.capture_record.low_since is None else double_pause(watch, settings)
-    gpus = {uuid: power_level.learn_baseline(gpu) for uuid, gpu in watch.power.gpus.items()}
+    every = watch.power.gpus.items()
+    gpus = {uuid: gpu if gpu.watts is None else replace(gpu, learned_watts=gpu.watts) for uuid, gpu in every}
     return with_capture_record(with_power(watch, gpus=gpus), low_since=now, low_power_pause_seconds=pause)
 
 
 def drop_low_baselines(watch: JobWatch, settings: Detector) -> JobWatch:
     """Return the watch without the learned baselines under the usual threshold: no capture has confirmed them."""
-    low = {uuid: gpu for uuid, gpu in watch.power.gpus.items() if power_level.is_low(gpu, settings)}
-    untaught = {uuid: replace(gpu, learned_watts=None) for uuid, gpu in low.items()}
-    return with_power(watch, gpus=watch.power.gpus | untaught)
+    gpus = watch.power.gpus
+    low = {uuid: replace(gpu, learned_watts=None) for uuid, gpu in gpus.items() if power_level.is_low(gpu, settings)}
+    return with_power(watch, gpus=gpus | low)
 
 
 def recover(watch: JobWatch, message: str, now: float) -> Change:
@@ -48,8 +49,7 @@ def end_pause(watch: JobWatch, at: float | None) -> EndedPause | None:
     """Return the pause of a job that works again since `at`; None without such a time."""
     if watch.silence is None or watch.suspicion is None or at is None:
         return None
-    began = watch.silence.since
-    return EndedPause(places=watch.suspicion.places, began=began, seconds=at - began)
+    return EndedPause(places=watch.suspicion.places, began=watch.silence.since, seconds=at - watch.silence.since)
 
 
 def learn_pause(watch: JobWatch, ended: EndedPause | None, now: float) -> JobWatch:

@@ -32,15 +32,6 @@ def is_down(voters: list[GpuPower], settings: Detector) -> bool:
     return has_quorum(down, voters, settings)
 
 
-def is_still_down(watch: JobWatch, settings: Detector) -> bool:
-    """True if the low power that caused a light capture has lasted until the end of this capture.
-
-    A job that was never at work has no other power to return to.
-    """
-    voters = watch.voters
-    return not watch.power.was_busy or has_fallen(voters, settings) or is_down(voters, settings)
-
-
 def is_back(watch: JobWatch, voters: list[GpuPower], settings: Detector) -> bool:
     """True if the power of a quiet job is above its low-power threshold again.
 

@@ -273,8 +273,7 @@ def is_restart(watch: JobWatch, job: Job) -> bool:
     """
     if watch.identity.has_ranks != (job.waiting is None):
         return True
-    present = frozenset(job.processes)
-    known = watch.identity.generation
+    present, known = frozenset(job.processes), watch.identity.generation
     return bool(present - known) and bool(known - present)
 
 
@@ -363,11 +362,6 @@ def pause_hold_seconds(watch: JobWatch, now: float, settings: Detector) -> float
 def longest_pause_seconds(watch: JobWatch, now: float) -> float | None:
     """Return the longest known pause in seconds at the present places of the job; None if there is none."""
     return known_pauses.longest_seconds(watch.pauses, watch.findings.places, now)
-
-
-def first_stalled_at(watch: JobWatch, now: float) -> float:
-    """Return the time at which a job that is stalled now began to stall: for a gap, its last collective."""
-    return watch.silence.since if watch.is_counted and watch.silence is not None else now
 
 
 def quiet_seconds(watch: JobWatch, now: float) -> float:

@@ -8,7 +8,7 @@ from hangwatch.config import Detector
 from hangwatch.detector import known_pauses, sleepers, standstill
 from hangwatch.detector.baseline import drop_low_baselines, had_gpu_errors, recover, with_learned_baseline
 from hangwatch.detector.capture_due import delay_light_captures
-from hangwatch.detector.gpu_quorum import is_quiet, is_still_down
+from hangwatch.detector.gpu_quorum import has_fallen, is_down, is_quiet
 from hangwatch.detector.job_watch import (
     JobWatch,
     MotionCount,
@@ -19,7 +19,7 @@ from hangwatch.detector.job_watch import (
     with_power,
     with_suspicion,
 )
-from hangwatch.detector.on_progress import apply_confirming_capture, end_suspicion, proves_nothing
+from hangwatch.detector.on_progress import apply_confirming_capture, expect_progress, proves_nothing
 from hangwatch.detector.transitions import Change, begin_suspicion, confirm_state, enter_state, plan_next_capture
 from hangwatch.detector.watch_parts import GLANCE_SECONDS, Starting
 from hangwatch.model import CodeRegion, JobState, RankId
@@ -97,14 +97,14 @@ def _judge(watch: JobWatch, seen: MotionCount, now: float, settings: Detector) -
         message = f"{seen.absent} of {seen.total} ranks have not started yet"
         return confirm_state(watch, JobState.STALLED, message, now, settings)
     if seen.frozen == seen.total > 0:
-        needed = 2 if watch.state is JobState.STALLED else 1
-        if frozen_captures >= needed:
-            if _waits_for_other_nodes(watch, seen):
-                message = f"all {seen.total} ranks wait for ranks of other nodes: this node does not cause the hang"
-                return confirm_state(watch, JobState.WAITS_ELSEWHERE, message, now, settings)
-            message = f"none of the {seen.total} ranks progresses{_describe_known_pause(watch, now, settings)}"
-            return confirm_state(watch, JobState.HUNG, message, now, settings)
-        return plan_next_capture(watch, now, settings), ()
+        if frozen_captures < 2 and watch.state is JobState.STALLED:
+            return plan_next_capture(watch, now, settings), ()
+        # A job that is already hung stays hung: its page must not come and go.
+        if seen.waits_elsewhere and watch.state is not JobState.HUNG and not had_gpu_errors(watch, watch.quiet_since):
+            message = f"all {seen.total} ranks wait for ranks of other nodes: this node does not cause the hang"
+            return confirm_state(watch, JobState.WAITS_ELSEWHERE, message, now, settings)
+        message = f"none of the {seen.total} ranks progresses{_describe_known_pause(watch, now, settings)}"
+        return confirm_state(watch, JobState.HUNG, message, now, settings)
     verb = "progresses" if seen.moving == 1 else "progress"
     moving = f"{seen.moving} of {seen.total} ranks {verb}"
     if not seen.moving:
@@ -112,14 +112,6 @@ def _judge(watch: JobWatch, seen: MotionCount, now: float, settings: Detector) -
     if names := seen.movers_text or seen.sleepers_text:
         moving = f"{moving}: {names}"
     return confirm_state(watch, JobState.STALLED, moving, now, settings)
-
-
-def _waits_for_other_nodes(watch: JobWatch, motion: MotionCount) -> bool:
-    """True if all ranks wait for ranks of other nodes, and this node has shown no GPU error.
-
-    False for a job that is already hung: its page must not come and go.
-    """
-    return motion.waits_elsewhere and watch.state is not JobState.HUNG and not had_gpu_errors(watch, watch.quiet_since)
 
 
 def _with_movers(watch: JobWatch, seen: MotionCount) -> JobWatch:
@@ -143,8 +135,8 @@ def _learn_work(watch: JobWatch, message: str, now: float, settings: Detector) -
         watch = with_learned_baseline(watch, now, settings)
     if watch.is_open:
         return recover(watch, message, now)
-    if watch.gap is not None:
-        return end_suspicion(watch, message, now)
+    if watch.gap is not None:  # it progresses without a new collective
+        watch = expect_progress(watch, now)
     return enter_state(watch, JobState.TRAINING, message, now)
 
 
@@ -169,9 +161,8 @@ def apply_light_capture(watch: JobWatch, seen: MotionCount, now: float, settings
     If most ranks progress, the present power becomes the learned baseline. If at least half of the ranks do not
     progress, a suspicion begins. In any other case, learned baselines under the usual threshold are dropped.
     """
-    watch = with_capture_record(
-        with_power(watch, is_serving=seen.serves), light_capture_since=None, light_captured_at=now
-    )
+    watch = with_power(watch, is_serving=seen.serves)
+    watch = with_capture_record(watch, light_capture_since=None, light_captured_at=now)
     if isinstance(watch.phase, Starting):
         return _judge_start(watch, watch.phase, seen, now, settings), ()
     if watch.state is not JobState.TRAINING:
@@ -183,7 +174,8 @@ def apply_light_capture(watch: JobWatch, seen: MotionCount, now: float, settings
     if watch.progress.is_known and watch.progress.gap_seconds(now) < PROGRESS_SECONDS:
         return delay_light_captures(watch, settings), ()
     if still * 2 >= seen.total > 0:
-        if not is_still_down(watch, settings):
+        # A job that was never at work has no other power to return to.
+        if watch.power.was_busy and not (has_fallen(watch.voters, settings) or is_down(watch.voters, settings)):
             return watch, ()
         stuck = {uuid: replace(gpu, stuck_watts=gpu.watts) for uuid, gpu in watch.power.gpus.items()}
         return begin_suspicion(with_power(watch, gpus=stuck), f"{still} of {seen.total} ranks do not progress", now)
@@ -223,6 +215,5 @@ def _correct_by_earlier_captures(
     ranks = find_settled_ranks(watch, seen.stays, now, settings)
     to_and_fro = len(ranks & seen.movers)
     seen = replace(seen, moving=seen.moving - to_and_fro, unknown=seen.unknown + to_and_fro, settled=len(ranks))
-    return with_capture_record(
-        watch, standstills=standstill.follow_stays(watch.capture_record.standstills, seen.stays, now)
-    ), seen
+    standstills = standstill.follow_stays(watch.capture_record.standstills, seen.stays, now)
+    return with_capture_record(watch, standstills=standstills), seen

@@ -62,13 +62,11 @@ def apply_sample(
     if gap > gap_seconds:
         watch = _shift_timers(watch, gap)
     if not watch.identity.has_ranks:
-        # Change the state of a launcher without ranks. It draws no power: a capture is due if its start takes too
-        # long.
-        is_due = now - watch.identity.began >= settings.startup_no_ranks_hold_seconds * WARNED_RATIO
+        # A launcher without ranks draws no power: a capture is due if its start takes too long.
+        waited_seconds = now - watch.identity.began
+        is_due = waited_seconds >= settings.startup_no_ranks_hold_seconds * WARNED_RATIO
         if watch.state is JobState.STARTING and is_due:
-            return begin_suspicion(
-                watch, f"no rank, {now - watch.identity.began:.0f} s after its launcher began to wait", now
-            )
+            return begin_suspicion(watch, f"no rank, {waited_seconds:.0f} s after its launcher began to wait", now)
         if watch.state is JobState.SUSPECTED:
             return give_up_lost_capture(watch, watch.since, now, settings)
         return capture_when_due(watch, now) if watch.is_open else (watch, ())
@@ -77,8 +75,10 @@ def apply_sample(
         watch = with_power(watch, read_at=now)
     if watch.is_counted:
         return watch, ()
-    if not voters:
-        return _without_readings(watch, now, settings)
+    if not voters:  # this proves neither a hang nor work
+        if watch.state is JobState.QUIET:
+            return enter_state(watch, JobState.TRAINING, "no GPU of the job can be read", now)
+        return apply_missing_sample(watch, now, settings)
     if watch.state is JobState.UNKNOWN:
         before = watch.phase.before if isinstance(watch.phase, Unknown) else JobState.STARTING
         return enter_state(watch, before, "its GPUs can be read again", now)
@@ -110,21 +110,17 @@ def apply_missing_sample(watch: JobWatch, now: float, settings: Detector) -> Cha
     return replace(watch, phase=Unknown(before=before)), actions
 
 
-def _without_readings(watch: JobWatch, now: float, settings: Detector) -> Change:
-    """Change the state after a sample in which no GPU could be read, which proves neither a hang nor work."""
-    if watch.state is JobState.QUIET:
-        return enter_state(watch, JobState.TRAINING, "no GPU of the job can be read", now)
-    return apply_missing_sample(watch, now, settings)
-
-
 def _starting(watch: JobWatch, voters: list[GpuPower], now: float, settings: Detector) -> Change:
     if has_quorum(sum(power_level.is_busy(gpu, settings) for gpu in voters), voters, settings):
         learnt = {uuid: power_level.count_as_work(gpu, now, settings) for uuid, gpu in watch.power.gpus.items()}
         watch = with_power(watch, was_busy=True, gpus=learnt)
         return enter_state(watch, JobState.TRAINING, "the GPUs are working", now)
-    over_since = _over_fixed_threshold_since(watch, voters, now, settings)
     before = watch.phase if isinstance(watch.phase, Starting) else Starting()
+    over_since: float | None = None
+    if has_quorum(sum(power_level.is_over_fixed_threshold(gpu, settings) for gpu in voters), voters, settings):
+        over_since = now if before.over_since is None else before.over_since
     start = replace(before, over_since=over_since)
+    # Only after the hold: a job that loads its model or downloads data draws idle power with short peaks.
     if over_since is not None and now - over_since >= settings.hold_seconds:
         ratio = settings.low_power_ratio_of_limit
         return enter_state(watch, JobState.TRAINING, f"the GPUs draw more than {ratio:.0%} of their limit", now)
@@ -144,20 +140,6 @@ def _is_start_over(watch: JobWatch, start: Starting, now: float, settings: Detec
     if start.frozen_captures >= FROZEN_START_CAPTURES:
         hold = min(hold, FROZEN_START_HOLDS * settings.hold_seconds)
     return now - watch.identity.began >= hold and now - watch.since >= settings.hold_seconds
-
-
-def _over_fixed_threshold_since(
-    watch: JobWatch, voters: list[GpuPower], now: float, settings: Detector
-) -> float | None:
-    """Return the time since which the job has drawn more than the fixed threshold; None if it draws less now.
-
-    The caller counts this as work only after the hold, because a job that loads its model or downloads data draws
-    idle power with short peaks.
-    """
-    if not has_quorum(sum(power_level.is_over_fixed_threshold(gpu, settings) for gpu in voters), voters, settings):
-        return None
-    before = watch.phase.over_since if isinstance(watch.phase, Starting) else None
-    return now if before is None else before
 
 
 def _training(watch: JobWatch, voters: list[GpuPower], now: float, settings: Detector) -> Change:
@@ -205,14 +187,11 @@ def _fall_quiet(watch: JobWatch, voters: list[GpuPower], now: float, settings: D
 def _keep_quiet_gpus(watch: JobWatch, voters: list[GpuPower], now: float, settings: Detector) -> JobWatch:
     """Return the watch with only the GPUs that have been quiet without a break.
 
-    If these are too few, the silence begins again: in a healthy pipeline, a different GPU may be waiting at each
-    moment.
+    If these are too few, the silence begins again: in a healthy pipeline, a different GPU may wait at each moment.
     """
     quiet = quiet_uuids(watch, settings)
-    if watch.silence is not None:
-        throughout = watch.silence.gpus & quiet
-        if has_quorum(len(throughout), voters, settings):
-            return replace(watch, silence=replace(watch.silence, gpus=throughout))
+    if watch.silence is not None and has_quorum(len(watch.silence.gpus & quiet), voters, settings):
+        return replace(watch, silence=replace(watch.silence, gpus=watch.silence.gpus & quiet))
     return replace(watch, silence=Silence(since=now, gpus=quiet))
 
 
@@ -263,7 +242,6 @@ def _shift_timers(watch: JobWatch, gap: float) -> JobWatch:
     def moved(since: float | None) -> float | None:
         return None if since is None else since + gap
 
-    began = watch.identity.began + gap if watch.is_starting else watch.identity.began
     gpus = {
         uuid: idle_workers.forget_low_power(power_level.end_flat_run(gpu)) for uuid, gpu in watch.power.gpus.items()
     }
@@ -276,4 +254,6 @@ def _shift_timers(watch: JobWatch, gap: float) -> JobWatch:
         watch = replace(watch, silence=replace(watch.silence, since=watch.silence.since + gap))
     if watch.open_incident is not None:
         watch = with_open_incident(watch, back_since=moved(watch.open_incident.back_since))
-    return replace(watch, identity=replace(watch.identity, began=began))
+    if watch.is_starting:
+        watch = replace(watch, identity=replace(watch.identity, began=watch.identity.began + gap))
+    return watch

@@ -103,7 +103,7 @@ def _capture_gap(watch: JobWatch, now: float, settings: Detector, progress: Prog
     gap_seconds = quiet_seconds(watch, now) if by_power else watch.progress.gap_seconds(now)
     if looks.gap_capture_since is not None:
         is_lost = now - looks.gap_capture_since >= CAPTURE_LOST_SECONDS
-        return (_expect_progress(with_capture_record(watch, gap_capture_since=None), now) if is_lost else watch), ()
+        return (expect_progress(with_capture_record(watch, gap_capture_since=None), now) if is_lost else watch), ()
     if watch.state not in _MAY_BE_SUSPECTED or gap_seconds < progress.shortest_gap_seconds:
         return watch, ()
     unusual_seconds = watch.progress.unusual_seconds(progress.shortest_gap_seconds, settings.hold_seconds)
@@ -116,15 +116,16 @@ def _capture_gap(watch: JobWatch, now: float, settings: Detector, progress: Prog
         if not watch.is_counted_only:
             return watch, ()
         unusual_seconds = last_seconds = NEW_JOB_HOLDS * settings.hold_seconds
-    if gap_seconds < max(min(unusual_seconds, last_seconds), _next_capture_seconds(watch)):
+    # after a capture in which the job progressed
+    next_seconds = looks.next_gap_seconds if looks.gap_in_progress == watch.progress.advances else 0.0
+    if gap_seconds < max(min(unusual_seconds, last_seconds), next_seconds):
         return watch, ()
     counted = f"no new collective for {gap_seconds:.0f} s; its usual gaps are shorter than {unusual_seconds:.0f} s"
     reason = f"quiet for {gap_seconds:.0f} s" if by_power else counted
     if gap_seconds >= last_seconds:
-        watch, actions = _begin_suspicion(
-            watch, GapSuspicion(advances=watch.progress.advances, asked_at=now), reason, now
-        )
-        watch, more = _ask_at_hold(watch, reason, now)
+        gap = GapSuspicion(advances=watch.progress.advances, asked_at=now)
+        watch, actions = _begin_suspicion(watch, gap, reason, now)
+        watch, more = _ask_at_hold(watch, gap, reason, now)
         return watch, (*actions, *more)
     recent = tuple(at for at in looks.gap_captures if now - at < HOUR_SECONDS)
     if len(recent) >= progress.captures_per_hour:
@@ -151,18 +152,11 @@ def _begin_suspicion(
     return enter_state(watch, JobState.SUSPECTED, message, now)
 
 
-def _ask_at_hold(watch: JobWatch, reason: str, now: float) -> Change:
+def _ask_at_hold(watch: JobWatch, gap: GapSuspicion, reason: str, now: float) -> Change:
     """Request the capture that ends at the hold, and decides if the job is hung."""
-    gap = GapSuspicion(advances=watch.progress.advances, asked_at=now) if watch.gap is None else watch.gap
     gap = replace(gap, asked_at=now, is_at_hold=True)
     watch = with_suspicion(with_capture_record(watch, capturing=True), gap=gap)
     return watch, (TakeCapture(job_key=watch.identity.name.job_key, reason=reason, is_light=True),)
-
-
-def _next_capture_seconds(watch: JobWatch) -> float:
-    """Return the length that the present gap must reach after a capture in which the job progressed."""
-    looks = watch.capture_record
-    return looks.next_gap_seconds if looks.gap_in_progress == watch.progress.advances else 0.0
 
 
 def apply_gap_capture(watch: JobWatch, seen: MotionCount, now: float, settings: Detector) -> Change:
@@ -177,7 +171,7 @@ def apply_gap_capture(watch: JobWatch, seen: MotionCount, now: float, settings: 
     if asked_at is None or progressed_at is None or progressed_at > asked_at or watch.state not in _MAY_BE_SUSPECTED:
         return watch, ()
     if not seen.total or proves_nothing(watch, seen, settings) or (by_power and seen.frozen < seen.total):
-        return _expect_progress(watch, now), ()
+        return expect_progress(watch, now), ()
     gap = GapSuspicion(
         advances=watch.progress.advances, asked_at=now - seen.seconds, permanent=seen.permanent, by_power=by_power
     )
@@ -191,15 +185,10 @@ def proves_nothing(watch: JobWatch, seen: MotionCount, settings: Detector) -> bo
     return seen.is_well or (not seen.waiting and not (watch.voters and is_quiet(watch.voters, settings)))
 
 
-def _expect_progress(watch: JobWatch, now: float) -> JobWatch:
+def expect_progress(watch: JobWatch, now: float) -> JobWatch:
     """Return the watch after a capture without a result or with progress. The next one is due after twice the gap."""
     twice = 2 * max(quiet_seconds(watch, now), watch.progress.gap_seconds(now))
     return with_capture_record(watch, next_gap_seconds=twice, gap_in_progress=watch.progress.advances)
-
-
-def end_suspicion(watch: JobWatch, message: str, now: float) -> Change:
-    """Return the watch of a job that progresses without a new collective, although its counters do not grow."""
-    return enter_state(_expect_progress(watch, now), JobState.TRAINING, message, now)
 
 
 def _suspected(watch: JobWatch, gap: GapSuspicion, now: float, settings: Detector, capture_seconds: float) -> Change:
@@ -212,7 +201,7 @@ def _suspected(watch: JobWatch, gap: GapSuspicion, now: float, settings: Detecto
         return give_up_lost_capture(watch, gap.asked_at, now, settings)
     if quiet_seconds(watch, now) >= settings.hold_seconds - capture_seconds:
         what = "quiet for" if gap.by_power else "still no new collective after"
-        return _ask_at_hold(watch, f"{what} {quiet_seconds(watch, now):.0f} s", now)
+        return _ask_at_hold(watch, gap, f"{what} {quiet_seconds(watch, now):.0f} s", now)
     if not gap.permanent or now - gap.asked_at < BETWEEN_CAPTURES_SECONDS:
         return watch, ()
     watch = with_suspicion(with_capture_record(watch, capturing=True), gap=replace(gap, asked_at=now))

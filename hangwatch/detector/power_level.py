@@ -21,6 +21,7 @@ FLAT_SPREAD = 0.03  # a run is flat while the smoothed power stays within this r
 FALL_SECONDS = 10.0  # power far below the working level that is flat for this long is not counted as work
 FALLEN_RATIO = 0.75  # of the working level; flat power below it proves nothing, so a light capture is due
 FALLEN_LIGHT_RATIO = 0.9  # the same, for power under `busy_ratio_of_limit`: of hangs, idle GPUs and light jobs
+IDLE_LIMIT_RATIO = 0.25  # of the power limit; an idle GPU draws less
 STUCK_MARGIN = 1.1  # power above this multiple of `stuck_watts` counts as back
 
 
@@ -133,11 +134,8 @@ def is_busy(gpu: GpuPower, settings: Detector) -> bool:
 
 def has_worked(gpu: GpuPower, settings: Detector) -> bool:
     """True if the busy level is at least `busy_ratio_of_limit` of the power limit, which only real work draws."""
-    return (
-        gpu.busy_watts is not None
-        and gpu.limit_watts is not None
-        and gpu.busy_watts >= settings.busy_ratio_of_limit * gpu.limit_watts
-    )
+    busy, limit = gpu.busy_watts, gpu.limit_watts
+    return busy is not None and limit is not None and busy >= settings.busy_ratio_of_limit * limit
 
 
 def is_under_work(gpu: GpuPower, settings: Detector) -> bool:
@@ -189,19 +187,15 @@ def count_as_work(gpu: GpuPower, now: float, settings: Detector) -> GpuPower:
     """Return the history with the newest sample counted as work, unless the power is low now.
 
     Power that fell and stays flat does not count either, because it would lower the threshold that should detect
-    it. It counts after a capture has shown that it is work, see `learn_baseline`.
+    it. It counts after a capture has shown that it is work.
     """
-    watts = gpu.watts
-    if watts is None or is_low(gpu, settings):
+    if gpu.watts is None or is_low(gpu, settings):
         return gpu
     if flat_seconds(gpu, now) >= FALL_SECONDS and is_under_work(gpu, settings):
         return gpu
     began = gpu.bucket_began_monotonic_seconds if gpu.bucket else now
-    bucket = (*gpu.bucket, gpu.recent[-1])
-    busy = gpu.busy_watts
-    if busy is None:
-        busy = gpu.watts
-    work = gpu.work
+    bucket, work = (*gpu.bucket, gpu.recent[-1]), gpu.work
+    busy = gpu.watts if gpu.busy_watts is None else gpu.busy_watts
     if now - began >= settings.busy_window_seconds / BUCKETS:
         work = (*work, bucket)[-BUCKETS:]
         bucket = ()
@@ -217,23 +211,18 @@ def _is_well_above_baseline(gpu: GpuPower, settings: Detector) -> bool:
     return watts >= FALLEN_RATIO * busy or FALLEN_RATIO * watts > learned
 
 
-def learn_baseline(gpu: GpuPower) -> GpuPower:
-    """Return the history with the present power as learned baseline, because ranks progress at it."""
-    return gpu if gpu.watts is None else replace(gpu, learned_watts=gpu.watts)
-
-
 def update_idle_levels(
-    earlier_levels: dict[str, float], samples: tuple[GpuSample, ...], held: frozenset[str], limit_ratio: float = 0.25
+    earlier_levels: dict[str, float], samples: tuple[GpuSample, ...], held: frozenset[str]
 ) -> dict[str, float]:
     """Return the idle level of each GPU in watts, by uuid: a slow average of its power while no process holds it.
 
-    `held` are the uuids of the GPUs of jobs. A GPU that draws more than `limit_ratio` of its limit is skipped: it
+    `held` are the uuids of the GPUs of jobs. A GPU that draws more than `IDLE_LIMIT_RATIO` of its limit is skipped: it
     works for a process in another pid namespace, which hangwatch cannot see.
     """
     levels = dict(earlier_levels)
     for sample in samples:
         watts, limit = sample.power_watts, sample.power_limit_watts
-        if watts is None or limit is None or sample.pids or sample.uuid in held or watts > limit_ratio * limit:
+        if watts is None or limit is None or sample.pids or sample.uuid in held or watts > IDLE_LIMIT_RATIO * limit:
             continue
         old = levels.get(sample.uuid, watts)
         levels[sample.uuid] = old + 0.1 * (watts - old)
@@ -242,9 +231,8 @@ def update_idle_levels(
 
 def gpu_levels(gpus: Mapping[str, GpuPower], settings: Detector) -> dict[str, GpuLevels]:
     """Return the levels of the GPUs, by uuid. GPUs without a known floor and busy level are left out."""
-    floors = {uuid: floor_watts(gpu, settings) for uuid, gpu in gpus.items()}
     return {
         uuid: GpuLevels(floor_watts=floor, busy_watts=gpu.busy_watts, is_light=not has_worked(gpu, settings))
         for uuid, gpu in gpus.items()
-        if (floor := floors[uuid]) is not None and gpu.busy_watts is not None
+        if (floor := floor_watts(gpu, settings)) is not None and gpu.busy_watts is not None
     }

@@ -5,7 +5,6 @@ from typing import Literal, TypeAlias
 from msgspec.structs import replace
 
 from hangwatch.config import Detector
-from hangwatch.detector import job_watch
 from hangwatch.detector.job_watch import STALLED_STATES, JobWatch, with_capture_record, with_open_incident, with_power
 from hangwatch.detector.watch_parts import OpenIncident, Silence, Starting, Suspicion
 from hangwatch.model import OPEN_STATES, JobName, JobState, Value
@@ -69,7 +68,8 @@ def confirm_state(watch: JobWatch, state: JobState, message: str, now: float, se
         return plan_next_capture(replace(watch, message=message), now, settings), ()
     # A hung job that becomes stalled keeps its start time: its page must not come and go.
     kept = watch.since if watch.state is JobState.HUNG else watch.incident.stalled_since
-    stalled_since = job_watch.first_stalled_at(watch, now) if kept is None else kept
+    began = watch.silence.since if watch.is_counted and watch.silence is not None else now  # a gap: last collective
+    stalled_since = began if kept is None else kept
     begun = OpenIncident(stalled_since=stalled_since if state in STALLED_STATES else None)
     watch, actions = enter_state(replace(watch, open_incident=begun), state, message, now)
     return plan_next_capture(watch, now, settings), actions

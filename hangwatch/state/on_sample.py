@@ -13,7 +13,7 @@ from hangwatch.model.keyed_lists import list_by_key
 from hangwatch.state.actions import Action
 from hangwatch.state.board import Snapshot
 from hangwatch.state.incident_timeline import update_timeline
-from hangwatch.state.shared_gpus import find_shared_gpus, ignores_power
+from hangwatch.state.unseen import find_shared_gpus
 
 
 def record_sample(
@@ -37,7 +37,8 @@ def record_sample(
     by_uuid, shared = {gpu.uuid: gpu for gpu in sweep.gpus}, find_shared_gpus(snapshot)
     actions: list[Action] = []
     for entry in snapshot.living:
-        judged = (uuid for uuid in entry.job.gpu_uuids if not ignores_power(entry, uuid, shared))
+        ignored = shared if entry.watch.progress.progressed_at is not None else {}
+        judged = (uuid for uuid in entry.job.gpu_uuids if uuid not in ignored)
         watch, wanted = detector.apply_sample(
             entry.watch,
             {uuid: by_uuid[uuid] for uuid in judged if uuid in by_uuid},

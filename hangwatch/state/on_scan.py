@@ -52,7 +52,8 @@ def record_scan(
     for missing in [entry for key, entry in snapshot.jobs.items() if key not in matches]:
         if missing.watch.state is not JobState.ENDED:
             has_ranks = missing.job.waiting is not None and missing.job.launcher_id in launchers_with_ranks
-            ended, more = _end_missing(missing, now, unix_now, has_ranks_now=has_ranks)
+            reason = WAITS_NO_MORE if missing.job.waiting else "all its ranks on this node have ended"
+            ended, more = _end_without_ranks(missing, RANKS_CAME if has_ranks else reason, now, unix_now)
             actions += more
             # The job continues with its ranks, possibly under another name: it must not be shown twice.
             snapshot = snapshot.without_job(missing.job.key) if has_ranks else snapshot.with_job(ended)
@@ -79,9 +80,7 @@ def _update_entry(
     actions: tuple[Action, ...] = ()
     if entry is not None and job_watch.is_restart(entry.watch, job):
         reason = RANKS_CAME if entry.job.waiting else "its ranks were replaced by new ones"
-        gone = ask_for_artifacts(entry, with_ended(entry.job, replace(entry.job, ranks=()), unix_now))
-        entry, more = _end(entry, reason, now, unix_now)
-        actions = (*gone, *more)
+        entry, actions = _end_without_ranks(entry, reason, now, unix_now)
     if entry is None or entry.watch.state is JobState.ENDED:
         # Pods of uid 0 may have the same key. The known pauses of one pod must not be used for another.
         is_same = entry is not None and entry.job.share == job.share
@@ -93,16 +92,12 @@ def _update_entry(
     return replace(entry, job=updated, watch=job_watch.update_identity(entry.watch, job), held_gpu=held_gpu), actions
 
 
-def _end_missing(
-    entry: JobEntry, now: float, unix_now: float, *, has_ranks_now: bool
+def _end_without_ranks(
+    entry: JobEntry, message: str, now: float, unix_now: float
 ) -> tuple[JobEntry, tuple[Action, ...]]:
-    """Return the ended entry of a job that the scan did not find, and the actions.
-
-    `has_ranks_now`: the job was a waiting launcher, and its ranks have started.
-    """
-    reason = WAITS_NO_MORE if entry.job.waiting else "all its ranks on this node have ended"
+    """Return the ended entry of a job with ranks that the scan did not find, and the actions."""
     gone = ask_for_artifacts(entry, with_ended(entry.job, replace(entry.job, ranks=()), unix_now))
-    ended, actions = _end(entry, RANKS_CAME if has_ranks_now else reason, now, unix_now)
+    ended, actions = _end(entry, message, now, unix_now)
     return ended, (*gone, *actions)
 
 

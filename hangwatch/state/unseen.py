@@ -4,10 +4,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal, TypeAlias
 
 from hangwatch import words
-from hangwatch.model import Fault, Job, JobName, Rank, Value
+from hangwatch.model import Fault, GpuSample, Job, JobName, Rank, Value
 from hangwatch.model.keyed_lists import list_by_key
 from hangwatch.state.board import JobEntry, Snapshot
-from hangwatch.state.shared_gpus import find_shared_gpus
 
 RECORDER = "flight recorder"
 Source: TypeAlias = Literal["flight recorder", "GPU power", "stack"]
@@ -80,3 +79,18 @@ def _stack_faults(entry: JobEntry) -> Iterator[Fault]:
     for group in () if incident is None else incident.grouping.groups:
         if group.fault is not None and not group.gone:
             yield from [group.fault] * group.size
+
+
+def find_shared_gpus(snapshot: Snapshot) -> dict[str, tuple[Job, ...]]:
+    """Return the living jobs on each GPU that several of them share, by the uuid of the GPU.
+
+    An environment can claim any GPU. So a job counts only if the driver lists its processes on the GPU, or if the GPU
+    is divided into MIG instances.
+    """
+    gpus = snapshot.sweep.gpus if snapshot.sweep is not None else ()
+    users = {gpu.uuid: tuple(entry.job for entry in snapshot.living if _uses(entry.job, gpu)) for gpu in gpus}
+    return {uuid: jobs for uuid, jobs in users.items() if len(jobs) > 1}
+
+
+def _uses(job: Job, gpu: GpuSample) -> bool:
+    return gpu.uuid in job.gpu_uuids and (bool(gpu.mig_uuids) or not job.pids.isdisjoint(gpu.pids))

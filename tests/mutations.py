@@ -70,7 +70,7 @@ DETECTOR_MODULES = (
     *("capture_due", "baseline", "on_capture", "gpu_quorum", "on_power"),
     *("transitions", "job_watch", "watch_parts"),
 )
-CAPTURE_MODULES = ("gpu_links", "process_dump", "rank_dumps", "rounds")
+CAPTURE_MODULES = ("process_dump", "rank_dumps", "rounds")
 STATE_MODULES = (
     *("on_crash", "ended_jobs", "job_identity", "incident_timeline"),
     *("restored_incidents", "on_diagnosis", "on_sample", "on_scan"),

@@ -3,21 +3,23 @@
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
 from hangwatch import config
-from hangwatch.capture.job_libraries import JobLibraries
 from hangwatch.capture.node_numbers import NodeNumbers
-from hangwatch.capture.seen_connections import SeenConnections
 from hangwatch.capture.store_clients import StoreAddresses, StoreClients
 from hangwatch.capture.wrappers import Wrappers
-from hangwatch.jobs import discovery, owners, user_limits
+from hangwatch.jobs import discovery, owners, process_role, user_limits
 from hangwatch.jobs.discovery import DEFAULT_LIMITS
 from hangwatch.jobs.membership_search import needs_endpoint
-from hangwatch.model import FoundJobs, GpuSweep, NotMonitored, Process, ProcessId
+from hangwatch.model import FoundJobs, GpuSweep, Job, NotMonitored, Process, ProcessId
 from hangwatch.probes.base import owner_turns, procfs
+from hangwatch.probes.base.growing_pause import GrowingPause
 from hangwatch.probes.network import sockets
+from hangwatch.probes.network.sockets import Connection, Tables
+from hangwatch.probes.process.live_environ import LiveEnvironments
 from hangwatch.probes.process.process_scan import ProcessScan
 from hangwatch.probes.process.user_names import UserNames
 
@@ -113,3 +115,72 @@ class JobScan:
             if time.monotonic() > ends:
                 break
         return endpoints
+
+
+class _Known(NamedTuple):
+    libraries: tuple[str, ...] | None = None
+    pause: GrowingPause = GrowingPause()
+
+
+class JobLibraries:
+    """The libraries that the first rank of each job maps, which show if the job uses PyTorch or JAX.
+
+    A rank maps them some time after its start. So its maps are read again, with growing pauses, until one is found.
+    """
+
+    def __init__(self, proc_root: Path) -> None:
+        self._live = LiveEnvironments(proc_root)
+        self._known: dict[ProcessId, _Known] = {}
+
+    def add_to(self, jobs: Sequence[Job], budget_seconds: float) -> tuple[Job, ...]:
+        """Return the jobs with their libraries. Those of jobs that are not reached in `budget_seconds` stay unknown."""
+        now, lacking = time.monotonic(), {job.ranks[0].id for job in jobs if job.ranks and not job.libraries}
+        self._known = {process: self._known.get(process, _Known()) for process in lacking}
+        for process, known in sorted(self._known.items(), key=lambda item: item[1].pause.due_monotonic_seconds):
+            is_due = not known.libraries and known.pause.due_monotonic_seconds <= now
+            if is_due and time.monotonic() < now + budget_seconds:
+                self._known[process] = _Known(self._live.find_libraries(process), known.pause.begin(now))
+        found = {process: known.libraries for process, known in self._known.items() if known.libraries is not None}
+        return tuple(
+            replace(job, libraries=found[job.ranks[0].id]) if job.ranks and job.ranks[0].id in found else job
+            for job in jobs
+        )
+
+
+class SeenConnections:
+    """The highest number of connections to other ranks or to the store that any scan has seen, for each rank.
+
+    So a later capture shows a disconnected rank.
+    """
+
+    def __init__(self) -> None:
+        self._most: dict[ProcessId, int] = {}
+
+    def add_counts(self, jobs: Sequence[Job], tables: Tables, budget_seconds: float) -> tuple[Job, ...]:
+        """Return the jobs with `most_peers` of each rank. Jobs not reached in time keep their last counts."""
+        end = time.monotonic() + budget_seconds
+        kept = {rank.id: self._most.get(rank.id, 0) for job in jobs for rank in job.ranks}
+        for job in jobs:
+            if (job.world_size or 0) > 1 and time.monotonic() < end:
+                for process, count in _count_peers(job, tables).items():
+                    kept[process] = max(kept[process], count)
+        self._most = kept
+        return tuple(
+            replace(job, ranks=tuple(replace(rank, most_peers=kept[rank.id]) for rank in job.ranks)) for job in jobs
+        )
+
+
+def _count_peers(job: Job, tables: Tables) -> dict[ProcessId, int]:
+    """Count the connections of each rank to other ranks, as in `Waits.peers`."""
+    processes = (*(rank.id for rank in job.ranks), *job.launcher_ids)
+    held = {process: [one for one in tables.read_held(process.pid) if one.is_open] for process in processes}
+    ends = {one.local: process for process, each in held.items() for one in each}
+    _, port = process_role.rendezvous(job.environ)
+
+    def is_peer(process: ProcessId, connection: Connection) -> bool:
+        local, remote = connection.local, connection.remote
+        if ends.get(remote) == process:
+            return False
+        return job.has_ranks_on_other_nodes or str(remote[1]) == port or remote in ends or remote[0] == local[0]
+
+    return {rank.id: sum(is_peer(rank.id, one) for one in held[rank.id]) for rank in job.ranks}

@@ -1,8 +1,9 @@
 """Capture of a job: dumps of every rank and its workers, in several rounds, in parallel, under a deadline."""
 
 import time
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -10,7 +11,6 @@ from msgspec.structs import replace
 from hangwatch import words
 from hangwatch.capture import rank_dumps, stack_limits
 from hangwatch.capture.connections import JobConnections
-from hangwatch.capture.gpu_links import LinkCounters
 from hangwatch.capture.process_dump import ProcessDumper
 from hangwatch.capture.request import CaptureRequest
 from hangwatch.model import (
@@ -18,16 +18,19 @@ from hangwatch.model import (
     Capture,
     GpuSweep,
     Job,
+    PortCounters,
     PortTraffic,
     ProcessDump,
     ProcessId,
     Rank,
     RankDump,
+    TrafficSweep,
     Waiting,
 )
 from hangwatch.probes.base import filesystems, procfs
-from hangwatch.probes.network import sockets
+from hangwatch.probes.network import infiniband, sockets
 from hangwatch.probes.process import pyspy
+from hangwatch.stacks.link_traffic import port_traffic
 from hangwatch.stacks.process_activity import find_process_activity
 
 _PEERS_LISTED = 8
@@ -231,3 +234,39 @@ def _measure_wait(job: Job, proc_root: Path) -> Waiting | None:
     ends = {each.remote for each in at_port if each.state == state} - local_ends
     peers = sorted({sockets.format_address(end) for end in ends})
     return replace(waiting, socket=use, peers=tuple(peers[:_PEERS_LISTED]))
+
+
+class LinkCounters:
+    """The traffic counters of one capture: of GPU links and of this node's network ports.
+
+    GPU links are read in each round until a read fails, which is None in `traffic`. Ports are read twice: in the first
+    round and at the end. Without `is_counting`, nothing is read.
+    """
+
+    def __init__(
+        self, read_traffic: Callable[[], TrafficSweep | None] | None, sys_root: Path, *, is_counting: bool
+    ) -> None:
+        self._read_traffic, self._sys_root, self._is_counting = read_traffic, sys_root, is_counting
+        self._since = time.monotonic()
+        self.traffic: list[TrafficSweep | None] = []
+        self._ports: tuple[PortCounters, ...] = ()
+
+    @contextmanager
+    def counting(self, number: int, pool: Executor) -> Iterator[None]:
+        """Read the counters in threads of `pool` while the `with` block takes the dumps of round `number`, from 0."""
+        reading = reading_ports = None
+        if self._is_counting and self._read_traffic and None not in self.traffic:
+            reading = pool.submit(self._read_traffic)
+        if self._is_counting and number == 0:
+            reading_ports = pool.submit(infiniband.TRAFFIC.read, self._sys_root)
+        yield
+        if reading is not None:
+            self.traffic.append(reading.result())
+        if reading_ports is not None:
+            self._ports = reading_ports.result()
+
+    def measure_ports(self) -> PortTraffic | None:
+        """Return the traffic of the ports since counting began; None if no port was read twice."""
+        if not self._ports:
+            return None
+        return port_traffic(self._ports, infiniband.TRAFFIC.read(self._sys_root), time.monotonic() - self._since)

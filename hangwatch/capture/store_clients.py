@@ -78,9 +78,7 @@ class StoreAddresses:
 
     def add_to(self, processes: Sequence[Process], tables: Tables) -> Sequence[Process]:
         """Return the processes, those of such ranks 0 with the address of the other ranks in their environment."""
-        slots = {
-            process.id: process_role.find_rank_slot(process, None) for process in filter(_lacks_address, processes)
-        }
+        slots = {process.id: process_role.find_rank_slot(process) for process in filter(_lacks_address, processes)}
         self._known = {process: address for process, address in self._known.items() if process in slots}
         first = {process: slot for process, slot in slots.items() if slot is not None and slot.rank == 0}
         unknown = [process for process in processes if process.id in first and process.id not in self._known]
@@ -112,7 +110,7 @@ def _meeting_places(processes: Iterable[Process]) -> dict[tuple[Owner, int | Non
     places: dict[tuple[Owner, int | None], set[tuple[str, str]]] = {}
     for process in processes:
         address, port = process_role.rendezvous(process.environ)
-        slot = process_role.find_rank_slot(process, None) if address and port.isdecimal() and len(port) < 6 else None
+        slot = process_role.find_rank_slot(process) if address and port.isdecimal() and len(port) < 6 else None
         if slot is not None and slot.rank > 0:
             found = places.setdefault((owner_of(process), slot.world_size), set())
             if len(found) < MOST_MEETING_PLACES:
@@ -163,7 +161,7 @@ def _in_turn(processes: Iterable[Process]) -> list[Process]:
 def _may_be_rank(process: Process) -> bool:
     return (
         bool(process.libraries)
-        and process_role.launcher_kind(process) is None
-        and process_role.find_rank_slot(process, None) is None
+        and process_role.find_launcher(process) is None
+        and process_role.find_rank_slot(process) is None
         and not process_role.is_loader_worker(process)
     )

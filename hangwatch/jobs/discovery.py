@@ -77,7 +77,7 @@ def job_of_pids(processes: Sequence[Process], pids: Sequence[int]) -> Job:
         if process is None:
             ranks.append(Rank(id=ProcessId(pid=pid, start_ticks=-1), rank=None, local_rank=None))
         else:
-            slot = process_role.find_rank_slot(process, None)
+            slot = process_role.find_rank_slot(process)
             if slot is not None and slot.variables.started_by_first and process_role.node_number(process.environ, slot):
                 slot = None  # after the first node, the rank depends on the unknown number of ranks on each node
             ranks.append(_rank(process, slot, place=None, tree=tree, samples=(), ranks=set(chosen)))

@@ -62,9 +62,9 @@ def _find_head(process: Process, tree: Tree) -> Process | None:
     """
     head = None
     for up in tree.ancestors(process):
-        kind = process_role.launcher_kind(up)
-        if kind is not None:
-            return head if process_role.is_shared(kind) else up
+        launcher = process_role.find_launcher(up)
+        if launcher is not None:
+            return head if launcher.is_shared else up
         if not any(
             up.comm.startswith(row.comms) or row.server in process_role.program(up.cmdline) for row in TABLE.engines
         ):

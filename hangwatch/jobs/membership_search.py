@@ -107,7 +107,7 @@ def _helpers_by_run(tree: Tree, helpers: Collection[int]) -> dict[tuple[object, 
     by_run: dict[tuple[object, ...], dict[int, set[int]]] = {}
     ours = {pid for pid in helpers if process_role.program(_get_process(tree, pid).cmdline) == "hangwatch"}
     for process in map(functools.partial(_get_process, tree), helpers):
-        slot = process_role.find_rank_slot(process, None)
+        slot = process_role.find_rank_slot(process)
         if slot is not None and not is_within(process, ours, tree):
             run = by_run.setdefault((owner_of(process), *run_key(process, slot)), {})
             run.setdefault(slot.rank, set()).add(process.id.pid)
@@ -159,31 +159,31 @@ def needs_endpoint(process: Process) -> int | None:
 
 
 def _find_slot_holders(tree: Tree, helpers: Collection[int]) -> Iterator[_SlotHolder]:
-    kinds = {process.id.pid: kind for process in tree if (kind := process_role.launcher_kind(process))}
-    above = {up.id.pid for pid in kinds for up in tree.ancestors(_get_process(tree, pid))}
+    launchers = {process.id.pid: row for process in tree if (row := process_role.find_launcher(process))}
+    above = {up.id.pid for pid in launchers for up in tree.ancestors(_get_process(tree, pid))}
     started: list[tuple[Process, RankSlot]] = []
     for process in tree:
         if (
             not process.environ  # then it has no slot: true of most processes of a node, at each scan
-            or process.id.pid in kinds
+            or process.id.pid in launchers
             or process.id.pid in helpers
             or process_role.is_idle(process)
         ):
             continue
-        head = next((up for up in tree.ancestors(process) if up.id.pid in kinds), None)
-        kind = kinds[head.id.pid] if head else None
-        slot = process_role.find_rank_slot(process, kind)
+        head = next((up for up in tree.ancestors(process) if up.id.pid in launchers), None)
+        row = launchers[head.id.pid] if head else None
+        slot = process_role.find_rank_slot(process, row)
         # A process above a launcher has the number of its node (Kubernetes, srun), not of a rank. Exception: a rank
         # that starts a job within the job. It has a local rank.
         if slot is None:
             continue
         if slot.variables.started_by_first:
-            started += [(process, slot)] if not process_role.starts_only_ranks(kind) else []
+            started += [(process, slot)] if row is None or not row.starts_only_ranks else []
             continue
         is_ranks = slot.variables.read_by_torch and slot.local_rank is not None
         if is_ranks or process.id.pid not in above:
-            launcher = kind or process_role.guess_launcher(process.environ, slot)
-            only_head = None if process_role.is_shared(kind) else head
+            launcher = row.name if row else process_role.guess_launcher(process.environ, slot)
+            only_head = None if row and row.is_shared else head
             yield _SlotHolder(process, slot, only_head, owner_of(process), launcher)
     for process, slot in program_launched.find_ranks(tree, started):
         launcher = process_role.guess_launcher(process.environ, slot)
@@ -294,8 +294,8 @@ def _connected_memberships(tree: Tree, heads: Mapping[ProcessId, ProcessId], ran
         if is_host:
             note += f"; pid {head_id.pid} is likely rank 0, because it hosts the store"
         elif head is None and above is not None:
-            kind = process_role.launcher_kind(above)
-            launcher, head = kind or launcher, None if process_role.is_shared(kind) else above
+            row = process_role.find_launcher(above)
+            launcher, head = row.name if row else launcher, None if row and row.is_shared else above
         yield _of_siblings(launcher, head, members, notes=(note,), has_places=launcher == "spawn" and not is_host)
 
 
@@ -342,13 +342,13 @@ def _hidden_memberships(tree: Tree, memberships: Sequence[Membership]) -> list[M
     }
     hidden = []
     for process in tree:
-        kind = process_role.launcher_kind(process)
-        if kind is None or not process_role.starts_only_ranks(kind) or process.id in heads:
+        row = process_role.find_launcher(process)
+        if row is None or not row.starts_only_ranks or process.id in heads:
             continue
         children = (child for child in tree.children(process) if process_role.may_be_rank(child))
         ranks = [child for child in children if child.faults or process_role.has_overwritten_environ(child)]
         if ranks:
-            hidden.append(_of_siblings(kind, process, sorted(ranks, key=start_order)))
+            hidden.append(_of_siblings(row.name, process, sorted(ranks, key=start_order)))
     return hidden
 
 

@@ -84,4 +84,4 @@ def _is_orphan(process: Process, tree: Tree) -> bool:
     if not process.environ or process.libraries or not process_role.is_spawned(process):
         return False
     parent = tree.parent(process)
-    return parent is None or not process_role.is_python(parent) or process_role.launcher_kind(parent) is not None
+    return parent is None or not process_role.is_python(parent) or process_role.find_launcher(parent) is not None

@@ -43,13 +43,8 @@ class RankSlot(NamedTuple):
     doubts: tuple[str, ...] = ()
 
 
-def launcher_kind(process: Process) -> str | None:
-    """Return the kind of launcher of this process ("torchrun", "srun"); None if it is not a launcher."""
-    row = _row(process)
-    return row.name if row else None
-
-
-def _row(process: Process) -> Launcher | None:
+def find_launcher(process: Process) -> Launcher | None:
+    """Return the row of the launcher that this process is (torchrun, srun); None if it is not a launcher."""
     row = _BY_PROGRAM.get(program(process.cmdline))
     if row is not None:
         return row
@@ -64,7 +59,7 @@ def find_waiting(process: Process) -> Waiting | None:
     They are cut short and shown, but no decision depends on them. A process without a command line is about to
     execute another program.
     """
-    row = _row(process)
+    row = find_launcher(process)
     if row is None or not process.cmdline or not {program(process.cmdline), process.comm} & set(row.alone):
         return None
     options = row.rendezvous_options
@@ -96,16 +91,6 @@ def _option(cmdline: Sequence[str], wanted: str) -> str:
         if name.replace("_", "-") == wanted:
             return value if equals else "".join(cmdline[at + 1 : at + 2])
     return ""
-
-
-def starts_only_ranks(kind: str | None) -> bool:
-    """True if for this kind of launcher every Python child is a rank."""
-    return any(row.starts_only_ranks for row in TABLE.launchers if row.name == kind)
-
-
-def is_shared(kind: str | None) -> bool:
-    """True if this kind of launcher starts the ranks of many jobs."""
-    return any(row.is_shared for row in TABLE.launchers if row.name == kind)
 
 
 def base_name(path: str) -> str:
@@ -144,16 +129,17 @@ def program_name(cmdline: Sequence[str]) -> str:
     return secret_forms.mask("".join(name.split()[:1]))
 
 
-def find_rank_slot(process: Process, launcher: str | None) -> RankSlot | None:
+def find_rank_slot(process: Process, launcher: Launcher | None = None) -> RankSlot | None:
     """Return the rank slot in a process's environment; None if it has none.
 
-    `launcher` is the kind of the nearest launcher among its ancestors. The rows of the table are tried in order.
+    `launcher` is the row of the nearest launcher among its ancestors. The rows of the table are tried in order.
     RANK and WORLD_SIZE come first: with torchrun under srun, the variables of Slurm belong to torchrun's agent.
     """
     if not process.environ:  # true of most processes of a node, at each scan
         return None
     for row in TABLE.launchers:
-        if row.ranks is None or (row.ranks.only_below and launcher != row.name):
+        is_below = launcher is not None and launcher.name == row.name
+        if row.ranks is None or (row.ranks.only_below and not is_below):
             continue
         slot = _read_rank_slot(process.environ, row.name, row.ranks)
         # A single process under srun or mpirun is not a rank: a notebook, for example, or a launcher of ranks.
@@ -251,7 +237,7 @@ def is_resource_tracker(process: Process) -> bool:
 def may_be_rank(process: Process) -> bool:
     """True for Python that is neither a launcher nor a helper of another process."""
     is_helper = is_loader_worker(process) or is_resource_tracker(process)
-    return is_python(process) and not is_helper and launcher_kind(process) is None
+    return is_python(process) and not is_helper and find_launcher(process) is None
 
 
 def starts_helpers(process: Process) -> bool:

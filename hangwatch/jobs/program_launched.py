@@ -44,7 +44,7 @@ def find_ranks(tree: Tree, started: Iterable[tuple[Process, RankSlot]]) -> Itera
         first = tree.get(family.parent_pid)
         local_size = 1 + max(slot.rank for _, slot in others)
         is_whole = family.world_size % local_size == 0 and (family.node + 1) * local_size <= family.world_size
-        own_slot = process_role.find_rank_slot(first, None) if first is not None else None
+        own_slot = process_role.find_rank_slot(first) if first is not None else None
         is_of_another = own_slot is not None and (own_slot.rank > 0 or not own_slot.variables.started_by_first)
         if is_of_another or (family.node and not is_whole):
             continue

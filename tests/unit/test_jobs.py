@@ -550,7 +550,7 @@ def test_job_of_ranks_with_titles_is_told_without_their_arguments(tmp_path: Path
 @pytest.mark.parametrize(("environ", "expected"), FACTS["rank_slots"])
 def test_rank_slot_needs_plausible_numbers(environ: dict[str, str], expected: list[int]) -> None:
     process = Process(id=ProcessId(pid=7, start_ticks=1), parent_pid=1, comm="python", state="S", environ=environ)
-    slot = process_role.find_rank_slot(process, None)
+    slot = process_role.find_rank_slot(process)
     numbers = (slot.rank, slot.local_rank, slot.local_world_size) if slot else ()
     assert [number for number in numbers if number is not None] == expected
 
@@ -562,7 +562,9 @@ def test_rank_slot_needs_plausible_numbers(environ: dict[str, str], expected: li
 def test_slurm_tasks_per_node(layout: str, node: str, tasks: int | None) -> None:
     environ = {"SLURM_PROCID": "0", "SLURM_NTASKS": "20", "SLURM_NODEID": node, "SLURM_STEP_TASKS_PER_NODE": layout}
     process = Process(id=ProcessId(pid=7, start_ticks=1), parent_pid=1, comm="python", state="S", environ=environ)
-    slot = process_role.find_rank_slot(process, "srun")
+    slot = process_role.find_rank_slot(
+        process, next(row for row in launcher_table.TABLE.launchers if row.name == "srun")
+    )
     assert slot is not None and slot.local_world_size == tasks
 
 
@@ -652,7 +654,7 @@ def claimant(pid: int, uid: int, place: str, ranks: Iterable[int]) -> membership
         environ = {"RANK": str(number), "WORLD_SIZE": "8", "LOCAL_RANK": "0", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
         identity = ProcessId(pid=pid * 100 + number, start_ticks=pid)
         process = Process(id=identity, parent_pid=1, comm="python", state="S", uid=uid, environ=environ)
-        members.append((process, process_role.find_rank_slot(process, None)))
+        members.append((process, process_role.find_rank_slot(process)))
     return membership.Membership("plain", None, members, owners.Owner(f"uid {uid}", place))
 
 

@@ -61,10 +61,7 @@ class _Counted:
         self._total = 0
 
     def total(self, held: Iterable[Connection], wanted: Collection[int] | None = None) -> int:
-        """Return the bytes that connections have carried since the first call.
-
-        `wanted` are the inodes that count; None counts all.
-        """
+        """Return the bytes carried since the first call by connections with an inode in `wanted`; None counts all."""
         now = {connection.inode: connection.carried_bytes or 0 for connection in held}
         if self._before is not None:
             grown = {inode: max(0, count - self._before.get(inode, 0)) for inode, count in now.items()}
@@ -196,10 +193,7 @@ class JobConnections:
         return find_object(call, link, is_own=is_own)
 
     def _find_sharing(self, pid: int, thread: int | None) -> frozenset[int]:
-        """Return the other ranks and the own workers that map the memory of the lock for which a rank waits.
-
-        Each of them may hold the lock.
-        """
+        """Return the other ranks and own workers that map the memory of the awaited lock: each of them may hold it."""
         job = self._job
         address = shared_locks.awaited_address(pid, self._root, thread) if job.rank_of.get(pid) == pid else None
         place = None if address is None else shared_locks.region_at(address, self._regions(pid))

@@ -148,10 +148,7 @@ class JobLibraries:
 
 
 class SeenConnections:
-    """The highest number of connections to other ranks or to the store that any scan has seen, for each rank.
-
-    So a later capture shows a disconnected rank.
-    """
+    """The most connections to other ranks or the store of each rank, by all scans: a later capture shows a lost one."""
 
     def __init__(self) -> None:
         self._most: dict[ProcessId, int] = {}

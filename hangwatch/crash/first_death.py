@@ -66,10 +66,7 @@ class Cause(NamedTuple):
 
 
 def find_causes(dead: Iterable[CrashArtifacts]) -> list[Cause]:
-    """Return the known causes of death. The death that came first is first.
-
-    Ranks without a known cause are left out.
-    """
+    """Return the known causes of death, that of the first death first. Ranks without a known cause are left out."""
     causes = [cause for left in dead if (cause := _find_cause(left)) is not None]
     certain = [cause for cause in causes if cause.order < 2]
     proven = min((cause for cause in certain if cause.order == 0), key=lambda cause: cause.unix_seconds, default=None)
@@ -84,10 +81,7 @@ def _sort_key(cause: Cause) -> tuple[int, float, tuple[int, str, int, int]]:
 
 
 def _find_cause(dead: CrashArtifacts) -> Cause | None:
-    """Return the cause of a rank's death for which there is the strongest evidence.
-
-    None if no artifact shows a crash.
-    """
+    """Return the cause of a rank's death with the strongest evidence; None if no artifact shows a crash."""
     if (line := dead.end) is not None:
         where = f" in {line.where}" if line.where else ""
         return Cause(dead, 0, line.unix_seconds, f"{line.name.replace('_', ' ')}{where}, according to the kernel's log")
@@ -114,10 +108,7 @@ def _find_cause(dead: CrashArtifacts) -> Cause | None:
 
 
 def _find_first_deaths(causes: Sequence[Cause]) -> list[RankId]:
-    """Return the ranks that died first. There may be several if they died within one second.
-
-    () if all reports blame other ranks.
-    """
+    """Return the ranks that died first: all within one second; none if all reports blame other ranks."""
     first = causes[0]
     if first.order == 3:
         return []
@@ -170,10 +161,7 @@ def judge(job: Job, dead: Sequence[CrashArtifacts], *, was_open: bool = False) -
 
 
 def _make_common_verdict(first: Cause, ended: Sequence[RankId]) -> Verdict:
-    """Return the verdict if all ranks ended within one second, each with its own error.
-
-    They probably have a common cause.
-    """
+    """Return the verdict if all ranks ended within a second, each with its own error: probably a common cause."""
     message = (
         f"no rank can be named: {words.count(len(ended))} ended in the same second ({words.utc(first.unix_seconds)}), "
         f"each with its own error. The first report is of {words.name_ranks([first.artifacts.id])}: {first.text}."

@@ -55,7 +55,7 @@ class IncidentWriter:
 
         def lock() -> None:
             try:
-                self._store.lock()
+                self._store.lock.take()
             except StoreTakenError as error:
                 taken.append(error)
             except StoreError as error:
@@ -102,10 +102,7 @@ class IncidentWriter:
             log.error("%s: a possible incident is lost: %s did not end within %g s", job, step, seconds)
 
     def _write_last(self, ends: float) -> None:
-        """Write the queued incidents, and the incidents that running captures and reads still produce.
-
-        Return at `ends`, a time of `time.monotonic()`, at the latest.
-        """
+        """Write the queued incidents, and those of running steps, until `ends` (`time.monotonic()`) at the latest."""
         self._write_pending()
         while self._common.running_steps and time.monotonic() < ends:
             time.sleep(_POLL_SECONDS)
@@ -120,7 +117,8 @@ class IncidentWriter:
                     self._mark(self._unmarked.popleft().incident)
                 wanted = self._pending[0]
                 try:
-                    (self._write_with_series if wanted.is_watched else self._write)(wanted.incident, wanted.moved_to)
+                    incident = self._with_series(wanted.incident) if wanted.is_watched else wanted.incident
+                    self._write(incident, wanted.moved_to)
                 finally:
                     self._pending.popleft()
 
@@ -152,20 +150,21 @@ class IncidentWriter:
         found = procfs.read_state(process.pid, self._common.proc_root)
         return found is not None and found[0] == process and found[1] not in ENDED_STATES
 
-    def _write_with_series(self, incident: Incident, moved_to: JobState | None = None) -> None:
-        """Add the job's latest power, collectives and earlier late ranks to an incident. Write the incident."""
+    def _with_series(self, incident: Incident) -> Incident:
+        """Return an incident with the job's latest power, collectives and earlier late ranks, as on the board now."""
         entry = self._board.snapshot.jobs.get(incident.job.key)
-        if entry is not None:
-            series = self._board.power_series(entry, self._common.settings.detector)
-            collectives = extend_collectives(incident.collectives, self._board.collective_series(entry))
-            order, arrival = entry.arrival_order, incident.arrival
-            if arrival is None and order is not None:
-                arrival = build_arrival_status(order, entry.job)
-            incident = replace(incident, power=extend(incident.power, series), collectives=collectives, arrival=arrival)
-            self._board.put(Snapshot.with_series, incident)
-        self._write(incident, moved_to)
+        if entry is None:
+            return incident
+        series = self._board.power_series(entry, self._common.settings.detector)
+        collectives = extend_collectives(incident.collectives, self._board.collective_series(entry))
+        arrival = incident.arrival
+        if arrival is None and entry.arrival_order is not None:
+            arrival = build_arrival_status(entry.arrival_order, entry.job)
+        incident = replace(incident, power=extend(incident.power, series), collectives=collectives, arrival=arrival)
+        self._board.put(Snapshot.with_series, incident)
+        return incident
 
-    def _write(self, incident: Incident, moved_to: JobState | None = None) -> None:
+    def _write(self, incident: Incident, moved_to: JobState | None) -> None:
         """Write an incident, then call its hook. If the write fails, the hook is called without a folder."""
         folder = None
         if self._board.snapshot.store_problem is None:  # else `_tend_store` saves it when the store works again
@@ -203,7 +202,7 @@ class IncidentWriter:
         if self._board.snapshot.store_problem is None:
             return
         try:
-            self._store.lock()
+            self._store.lock.take()
             self._store.make_writable()
             if not self._has_read_back:
                 self.resume(self._store.left_open(self._common.node))

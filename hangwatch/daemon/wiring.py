@@ -87,7 +87,7 @@ class Daemon:
         self._driver_trouble: str | None = None
         self._left_out_owners: frozenset[str] = frozenset()
         self._schedule = Schedule(self._on_missed)
-        common = DaemonContext(
+        self._common = common = DaemonContext(
             settings=settings,
             node=self.node,
             board=self.board,
@@ -122,14 +122,12 @@ class Daemon:
         self._log_driver_fault(sampler.fault)
         self._apply_counters()
         if sweep is None or sweep.taken_monotonic_seconds == self._last_sweep_at:
-            now, unix_now, detector = self._clock(), time.time(), self.settings.detector
-            self._do(
-                self.board.change(steps.record_missing_sample, sampler, now=now, unix_now=unix_now, settings=detector)
-            )
+            now, unix_now, settings = self._clock(), time.time(), self.settings.detector
+            self._common.change(steps.record_missing_sample, sampler, now=now, unix_now=unix_now, settings=settings)
             return
         self._last_sweep_at = sweep.taken_monotonic_seconds
         self.board.remember_power(sweep)
-        wanted = self.board.change(
+        self._common.change(
             steps.record_sample,
             sweep,
             sampler,
@@ -138,7 +136,6 @@ class Daemon:
             gap_seconds=max(SAMPLE_GAP_SECONDS, 3 * self.settings.gpu.sample_seconds),
             capture_seconds=self.settings.capture.usual_seconds,
         )
-        self._do(wanted)
 
     def _apply_counters(self) -> None:
         """Feed the newest progress counters to every job, and carry out the resulting actions."""
@@ -178,7 +175,7 @@ class Daemon:
             self.board.set(scan_seconds=now - began, left_out=found_jobs.left_out, engines=found_jobs.engines)
             self._log_not_monitored(found_jobs.left_out)
             before = self.board.snapshot.living_keys
-            self._do(self.board.change(steps.record_scan, found_jobs.jobs, now, unix_now, procfs.TICKS_PER_SECOND))
+            self._common.change(steps.record_scan, found_jobs.jobs, now, unix_now, procfs.TICKS_PER_SECOND)
             if self.board.snapshot.living_keys - before:
                 self._checking.run_absent_soon(self.board.snapshot.checks)
             if self.board.snapshot.unresumed_incidents:
@@ -293,7 +290,7 @@ class Daemon:
         if self._server is not None:
             self._server.stop()
         self._gpus.stop()
-        self.store.unlock()
+        self.store.lock.give_back()
 
     def _tell_systemd(self) -> None:
         entries = self.board.snapshot.jobs.values()

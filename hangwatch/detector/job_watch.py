@@ -278,10 +278,7 @@ def is_restart(watch: JobWatch, job: Job) -> bool:
 
 
 def update_identity(watch: JobWatch, job: Job) -> JobWatch:
-    """Return the watch with the job's present name, key and timeout.
-
-    New processes are added to its generation. Processes that are gone stay in it.
-    """
+    """Return the watch with the job's present name, key, timeout and processes. Processes that are gone stay, too."""
     identity = replace(
         watch.identity,
         name=job.name,
@@ -342,10 +339,7 @@ def _waits_for_nodes_at_start(watch: JobWatch) -> bool:
 
 
 def _ends_itself_soon(watch: JobWatch, now: float) -> bool:
-    """True if a job waits for other nodes and its collective timeout ends it in less than two minutes.
-
-    A later page would find no process.
-    """
+    """True if a job that waits for other nodes times out in two minutes: a later page would find no process."""
     time_out = watch.timeout.seconds
     if watch.state is not JobState.WAITS_ELSEWHERE or time_out is None or not watch.has_worked:
         return False

@@ -87,10 +87,7 @@ def add_pause(pauses: tuple[Pause, ...], ended: EndedPause, now: float) -> tuple
 
 
 def longest_seconds(pauses: Collection[Pause], places: Collection[str], now: float) -> float | None:
-    """Return the shortest of the longest known pauses at these places, in seconds.
-
-    None if one of the places has no known pause, or if `places` is empty.
-    """
+    """Return the shortest of the longest known pauses at these places, in seconds; None if a place has none."""
     known = {pause.place: pause.longest_seconds for pause in pauses if now - pause.seen_at < FORGOTTEN_SECONDS}
     lengths = [known.get(place) for place in places]
     return None if None in lengths else min((length for length in lengths if length is not None), default=None)

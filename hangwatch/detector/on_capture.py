@@ -72,10 +72,7 @@ def apply_capture(watch: JobWatch, seen: MotionCount, now: float, settings: Dete
 
 
 def _capture_after_waking(watch: JobWatch, now: float, settings: Detector) -> JobWatch:
-    """Return the watch with the next capture planned for shortly after a sleeping rank wakes.
-
-    If the next capture is planned for an earlier time, that plan stays.
-    """
+    """Return the watch with a capture planned for shortly after a sleeping rank wakes, if none is planned earlier."""
     woken_at = sleepers.next_capture_at(watch.findings.sleepers, now, settings.stalled_hold_seconds)
     planned_at = watch.incident.capture_wanted_at
     if woken_at is None or planned_at is None or planned_at <= woken_at:

@@ -13,10 +13,7 @@ FEWEST_LOOKS = 2
 
 
 class Standstill(Value, frozen=True):
-    """Consecutive captures that found a rank between the same few lines of code.
-
-    `since` is the time of the first of these captures, in CLOCK_MONOTONIC seconds.
-    """
+    """Captures in a row that found a rank between the same few lines since `since` (CLOCK_MONOTONIC, seconds)."""
 
     stay: CodeRegion
     since: float

@@ -132,19 +132,13 @@ class Recovered(Value, frozen=True):
 
 
 class Unknown(Value, frozen=True):
-    """The part of a watch in the state `unknown`.
-
-    `before`: the state (starting or training) to which the next reading returns the job.
-    """
+    """The part of the state unknown. `before`: the state to which the next reading returns: starting or training."""
 
     before: JobState
 
 
 class Silence(Value, frozen=True):
-    """The part of quiet, suspected and the open states.
-
-    `gpus`: the uuids of the GPUs that have been quiet since `since`.
-    """
+    """The part of quiet, suspected and the open states. `gpus`: the uuids of the GPUs quiet since `since`."""
 
     since: float
     gpus: frozenset[str] = frozenset()

@@ -284,10 +284,7 @@ def _key(*parts: str) -> str:
 
 
 def _origin(membership: Membership, tree: Tree) -> ProcessId:
-    """Return the process that identifies the job: its launcher, else the common parent of its ranks.
-
-    Without both, return the rank that began first.
-    """
+    """Return the process that identifies the job: its launcher, the common parent of its ranks, or its first rank."""
     if membership.launcher_process is not None:
         return membership.launcher_process.id
     parents = {parent.id if (parent := tree.parent(process)) else None for process, _ in membership.members}

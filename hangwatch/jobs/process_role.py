@@ -160,10 +160,7 @@ def scheduler_job_id(environ: Mapping[str, str]) -> str:
 
 
 def job_name(environ: Mapping[str, str], *, in_pod: bool, node: str) -> str:
-    """Return the name that the user chose for the job: the value of the first variable of the table that has one.
-
-    Else "".
-    """
+    """Return the name that the user chose for the job, by the first variable of the table that has one; else ""."""
     for row in TABLE.names:
         value = environ.get(row.variable, "")[:_MAX_NAME_READ]
         is_of_node = row.is_host_name and value.partition(".")[0] == node.partition(".")[0]
@@ -176,10 +173,7 @@ def job_name(environ: Mapping[str, str], *, in_pod: bool, node: str) -> str:
 
 
 def node_number(environ: Mapping[str, str], slot: RankSlot) -> int | None:
-    """Return the number of this node in the job from the launcher's variable.
-
-    None if it is not set or not plausible.
-    """
+    """Return the number of this node in the job from the launcher's variable; None if not set or not plausible."""
     return _number(environ, slot.variables.node_id)
 
 

@@ -35,10 +35,7 @@ def apply_limits(
 
 
 def fold_by_owner(left_out: Sequence[NotMonitored]) -> tuple[NotMonitored, ...]:
-    """Return one entry per owner, the owner with the most ranks first.
-
-    All owners after the first 16 are one entry, because a user may have many uids.
-    """
+    """Return an entry per owner, the most ranks first; after 16 one for all others, as a user may have many uids."""
     by_owner = list_by_key((entry.owner, entry) for entry in left_out)
     summed = itertools.starmap(_sum, by_owner.items())
     ordered = sorted(summed, key=lambda entry: (-entry.ranks, -entry.processes, -entry.jobs, entry.owner))
@@ -55,10 +52,7 @@ def _sum(owner: str, entries: Iterable[NotMonitored]) -> NotMonitored:
 
 
 def _chosen(memberships: Sequence[Membership], holders: set[int], limits: config.Jobs) -> set[int]:
-    """Return the indexes of the jobs to monitor.
-
-    Owners take turns, so each owner's first job comes before any second one.
-    """
+    """Return the indexes of the jobs to monitor. Owners take turns: each one's first job precedes any second one."""
     order = sorted(range(len(memberships)), key=lambda place: _precedence(memberships[place], holders))
     jobs, ranks = Counter[object](), Counter[object]()
     turns = []

@@ -95,10 +95,7 @@ class RateLimit:
         self._begun: deque[tuple[float, str]] = deque()
 
     def begin(self, owner: str) -> Literal["per_minute", "per_minute_of_owner"] | None:
-        """Count a request of this owner and return None.
-
-        If a limit is reached, count nothing and return the limit's name.
-        """
+        """Count a request of this owner and return None. At a limit, count nothing and return the limit's name."""
         now = self._clock()
         while self._begun and now - self._begun[0][0] >= MINUTE_SECONDS:
             self._begun.popleft()

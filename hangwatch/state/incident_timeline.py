@@ -16,10 +16,7 @@ CAPTURES_KEPT = 4  # the first capture and the last three
 def update_timeline(
     entry: JobEntry, wanted: tuple[detector.Action, ...], unix_now: float
 ) -> tuple[JobEntry, tuple[Action, ...]]:
-    """Add transitions to the timelines of a job and of its incident. Return the entry and the actions to do.
-
-    A capture with `is_in_timeline` is added, too.
-    """
+    """Add transitions, and captures with `is_in_timeline`, to a job and its incident. Return the actions to do, too."""
     actions: list[Action] = list(wanted)
     entry = _end_wait(entry)
     if entry.watch.gap is None and entry.suspected is not None:

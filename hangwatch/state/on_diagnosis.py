@@ -100,10 +100,7 @@ def _apply_capture(
 
 
 def _follow_sleepers(watch: JobWatch, look: Diagnosis, now: float, settings: Detector) -> tuple[JobWatch, Diagnosis]:
-    """Return the watch with the ranks that this capture found asleep, and the diagnosis judged again with them.
-
-    Without a suspicion, both are returned unchanged.
-    """
+    """Return the watch with the ranks that this capture found asleep, and the diagnosis judged again with them."""
     if watch.suspicion is None:
         return watch, look
     asleep = sleepers.follow_sleeps(

@@ -42,10 +42,7 @@ def allow(descriptor: int, readers: Readers) -> None:
 
 
 def allow_group(descriptor: int, readers: Readers) -> None:
-    """Change the group of a file, so that this group may read it. Raises OSError.
-
-    It is used if the file system has no access control lists.
-    """
+    """Let a group read a file by its mode, for file systems without access control lists. Raises OSError."""
     search, others = _rights(descriptor, readers)
     group = 0
     if readers.gid is not None:

@@ -75,17 +75,9 @@ class Store:
         self.root = root
         self.incidents = root / "incidents"
         self.silences = SilenceFile(root)
-        self._lock = Lock(root)
+        self.lock = Lock(root)
         self._sharing = Sharing(root, shared=shared, group=settings.group)
         self._settings = settings
-
-    def lock(self) -> None:
-        """Lock the directory until `unlock` or the end of the process. Raises StoreTakenError and StoreError."""
-        self._lock.take()
-
-    def unlock(self) -> None:
-        """Unlock the directory."""
-        self._lock.give_back()
 
     def left_open(self, node: str) -> tuple[Incident, ...]:
         """Return the open incidents of this node, newest first. Incidents that cannot be read are logged.
@@ -257,9 +249,7 @@ class Store:
             return None
 
     def prune(self, open_folders: frozenset[str] = frozenset(), *, by_age: int = 0) -> tuple[str, ...]:
-        """Remove incidents over the limits, see `retention`, but never `open_folders`.
-
-        Return the names of the removed ones.
+        """Remove incidents over the limits, see `retention`, but never `open_folders`. Return their names.
 
         At most `by_age` further incidents are removed because of their age: after a jump of the clock by a month,
         not all of them must be lost. Raises StoreError if a folder cannot be removed.

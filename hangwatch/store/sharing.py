@@ -124,10 +124,7 @@ def reader_uid(uid: int | None) -> int | None:
 
 @functools.cache
 def overflow_uid() -> int:
-    """Return the uid, usually that of `nobody`, that the kernel shows for users without a uid in this namespace.
-
-    See user_namespaces(7).
-    """
+    """Return the uid that the kernel shows for users without a uid in this namespace, see user_namespaces(7)."""
     try:
         return int(Path("/proc/sys/kernel/overflowuid").read_text())
     except (OSError, ValueError):

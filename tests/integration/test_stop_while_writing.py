@@ -83,7 +83,7 @@ def test_removed_state_directory_is_made_and_locked_again(tmp_path: Path, caplog
     keeping._tend_store()
     assert common.board.snapshot.store_problem is None
     with pytest.raises(StoreTakenError):
-        Store(state).lock()
+        Store(state).lock.take()
     assert (state / "incidents").is_dir()
 
 

@@ -675,13 +675,13 @@ def test_the_file_is_plain_json_that_others_can_read(tmp_path: Path) -> None:
 def test_the_lock_follows_no_link_and_makes_none_wait(tmp_path: Path) -> None:
     (tmp_path / LOCK_FILE).symlink_to(tmp_path / "elsewhere")
     with pytest.raises(StoreError, match="a link or a file is in the place") as told:
-        Store(tmp_path).lock()
+        Store(tmp_path).lock.take()
     assert not isinstance(told.value, store.StoreTakenError)
     assert not (tmp_path / "elsewhere").exists()
 
 
 def test_saving_one_incident_needs_no_lock(tmp_path: Path) -> None:
-    Store(tmp_path).lock()
+    Store(tmp_path).lock.take()
     open_writable(tmp_path).save(at(1e9), FILES)
 
 

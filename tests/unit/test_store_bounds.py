@@ -285,7 +285,7 @@ def test_what_is_not_an_incident_or_a_folder_of_them_is_an_error(tmp_path: Path)
     assert "try as root" in remedy
 
 
-@pytest.mark.parametrize("call", [Store.make_writable, Store.lock])
+@pytest.mark.parametrize("call", [Store.make_writable, lambda store: store.lock.take()])
 def test_world_writable_directory_is_refused_and_gets_no_lock(tmp_path: Path, call: Callable[[Store], object]) -> None:
     (tmp_path / "state").mkdir()
     (tmp_path / "state").chmod(0o777)
@@ -349,36 +349,36 @@ def descriptors() -> int:
 def test_the_lock_makes_the_directory_and_costs_one_descriptor_while_it_is_held(tmp_path: Path) -> None:
     kept = Store(tmp_path / "var/hangwatch")
     at_first = descriptors()
-    kept.lock()
-    kept.lock()
+    kept.lock.take()
+    kept.lock.take()
     assert descriptors() == at_first + 1
     assert kept.root.stat().st_mode & 0o777 == 0o755
     assert (kept.root / "lock").stat().st_mode & 0o777 == 0o600
     assert (kept.root / "lock").read_text() == f"{os.getpid()}\n"
     with pytest.raises(store.StoreTakenError) as error:
-        Store(kept.root).lock()
+        Store(kept.root).lock.take()
     assert str(error.value) == (
         f"{kept.root}/lock: another hangwatch (pid {os.getpid()}) already uses this directory\n"
         "  stop it, or set a different [store] directory"
     )
     (kept.root / "lock").write_text("\u0663 is not a pid, nor is this")
     with pytest.raises(store.StoreTakenError, match="another hangwatch already uses this directory"):
-        Store(kept.root).lock()
+        Store(kept.root).lock.take()
     assert descriptors() == at_first + 1
-    kept.unlock()
-    kept.unlock()
+    kept.lock.give_back()
+    kept.lock.give_back()
     assert descriptors() == at_first
     other = Store(kept.root)
-    other.lock()
-    other.unlock()
+    other.lock.take()
+    other.lock.give_back()
 
 
 def test_what_an_earlier_daemon_wrote_into_the_lock_is_gone(tmp_path: Path) -> None:
     (tmp_path / "lock").write_text("123456789 and more\n")
     kept = Store(tmp_path)
-    kept.lock()
+    kept.lock.take()
     assert (tmp_path / "lock").read_text() == f"{os.getpid()}\n"
-    kept.unlock()
+    kept.lock.give_back()
 
 
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.EIO])
@@ -388,7 +388,7 @@ def test_refused_lock_is_said_and_nothing_is_held(tmp_path: Path, monkeypatch: p
 
     monkeypatch.setattr(fcntl, "flock", refuse)
     at_first = descriptors()
-    what, remedy = error_of(Store(tmp_path).lock)
+    what, remedy = error_of(Store(tmp_path).lock.take)
     assert what == f"{tmp_path}/incidents: incidents cannot be written: {os.strerror(number)}"
     assert "a local directory that works" in remedy
     assert descriptors() == at_first

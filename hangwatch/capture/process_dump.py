@@ -156,12 +156,14 @@ class ProcessDumper(NamedTuple):
         awaited = AwaitedThread(id=thread, name=words.printable(stack.name or ""))
         state, wchan = main_thread.read_state(target.pid, thread, proc_root)
         call = main_thread.read_call(target.pid, proc_root, thread)
-        if call is not None and call.kind == "sleeps":
+        if call is not None and (call.kind == "sleeps" or stack.trains):
             call = call_timeout.add_end(target.pid, call, proc_root, thread)
+        if not stack.trains:  # whatever the main thread does, it may not wait for the thread that trains
+            call = _with_earlier_end(call, dump.main.call)
         return replace(
             dump,
             state=state if state in BLOCKED_STATES else dump.state,
-            main=MainThread(awaited_thread=awaited, wchan=wchan, call=_with_earlier_end(call, dump.main.call)),
+            main=MainThread(awaited_thread=awaited, wchan=wchan, call=call),
         )
 
     def _recorders(self, target: ProcessId, left_seconds: float) -> tuple[tuple[RankRecords, ...], tuple[Fault, ...]]:

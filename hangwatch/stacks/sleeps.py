@@ -33,12 +33,14 @@ def _is_sleep(dump: ProcessDump, process_activity: ProcessActivity) -> bool:
     main, call = stack_frames.main_thread(dump.threads), dump.main.call
     if main is None or call is None or call.left_seconds is None or dump.waits.waits_in_torch:
         return False
-    is_decided = process_activity.find_telling(dump) is main or process_activity.telling in process_activity.awaited
+    telling = process_activity.find_telling(dump)
+    is_decided = telling is main or process_activity.telling in process_activity.awaited
     waits = (dump.waits.awaited, dump.waits.asks_rank, dump.waits.awaits_store, dump.waits.frozen_cgroup)
     is_held = dump.state in STOPPED_STATES or any(each is not None for each in waits)
     if process_activity.waits_for == "ranks" or not is_decided or is_held:
         return False
-    return call.kind == "sleeps" or (dump.waits.waits_in_torch is False and _is_called_by_program(main))
+    waiter = telling if telling is not None and telling.trains else main
+    return call.kind == "sleeps" or (dump.waits.waits_in_torch is False and _is_called_by_program(waiter))
 
 
 def _is_called_by_program(thread: Thread) -> bool:

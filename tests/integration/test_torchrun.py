@@ -19,7 +19,7 @@ from click.testing import CliRunner
 from hangwatch import config
 from hangwatch.capture.job_scan import JobScan
 from hangwatch.cli.dump import dump
-from hangwatch.model import Grouping, Job, RankDump, RankId, Verdict
+from hangwatch.model import Grouping, Job, Motion, RankDump, RankId, Verdict
 from hangwatch.probes.process import pyspy
 from hangwatch.tools.commands.explain import explain
 from hangwatch.verdict import judge as culprit
@@ -268,6 +268,16 @@ def test_ranks_in_different_collectives_are_shown_and_none_is_named(job: RealJob
     assert (verdict.kind, verdict.named) == ("Cycle", ())
     split = {group.operation: [member.id.rank for member in group.members] for group in grouping.groups}
     assert split == {"all_reduce": [0, 1, 3], "barrier": [2]}
+
+
+def test_end_of_a_poll_of_the_main_thread_is_no_end_of_the_wait_of_its_trainer(tmp_path: Path) -> None:
+    command = (beside_python("torchrun"), f"--nproc-per-node={RANKS}", str(PROGRAM), str(tmp_path), "served")
+    with launched(tmp_path, *command) as one:
+        one.order(2, "lock")
+        diagnosis = targets.diagnosed(one.find(), QUICK)
+    assert names(diagnosis.verdict) == [2]
+    odd = next(member for member in diagnosis.grouping.members if member.id.rank == 2)
+    assert (odd.motion, odd.stack.sleep) == (Motion.FROZEN, None)
 
 
 def idle_judgement(job: RealJob) -> tuple[Grouping, Verdict] | None:

@@ -1,6 +1,7 @@
 """A real job over gloo with all_reduce steps. A rank with an order file does not join the next step.
 
 usage: LAUNCHER odd_rank.py FOLDER            with RANK and WORLD_SIZE from the launcher
+       LAUNCHER odd_rank.py FOLDER served     the same in a thread, while the main thread serves HTTP
        python odd_rank.py FOLDER spawn RANKS [URL]  with ranks from torch.multiprocessing.spawn; with URL env:// each
                                                     sets its variables after the start
 
@@ -10,9 +11,11 @@ FOLDER/step-RANK the step that the rank is about to finish.
 """
 
 import contextlib
+import http.server
 import os
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -71,11 +74,17 @@ def search_best_split():
         pass
 
 
+def take_lock_twice():
+    lock = threading.Lock()
+    lock.acquire()
+    lock.acquire()
+
+
 def synchronize_metrics(group):
     dist.barrier(group=group)
 
 
-TROUBLES = {"sleep": poll_license_server, "spin": search_best_split}
+TROUBLES = {"sleep": poll_license_server, "spin": search_best_split, "lock": take_lock_twice}
 
 
 def train(folder, rank, other_group):
@@ -99,7 +108,11 @@ def main(rank, folder, ranks, meet="env://"):
     signal.signal(signal.SIGUSR1, release)
     dist.init_process_group("gloo", init_method=meet, rank=rank, world_size=ranks)
     (folder / f"pid-{rank}").write_text(str(os.getpid()))
-    train(folder, rank, dist.new_group(backend="gloo"))
+    work = (folder, rank, dist.new_group(backend="gloo"))
+    if sys.argv[2:3] == ["served"]:
+        threading.Thread(target=train, args=work, daemon=True).start()
+        http.server.HTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler).serve_forever()
+    train(*work)
 
 
 if __name__ == "__main__":

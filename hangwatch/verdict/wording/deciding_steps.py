@@ -42,7 +42,7 @@ def native_frames(members: Sequence[Member]) -> str:
 
 def find_blocking_call(finding: Finding) -> str:
     """Return the step to find why the suspects sleep or block, or the command that shows native frames if unknown."""
-    if clauses.describe_sleep(finding.suspects[0]):
+    if finding.suspects[0].frames and clauses.describe_sleep(finding.suspects[0]):
         return stuck_on.look_at_line(finding.suspects[0], finding.members[0])
     untold = [member for member in finding.members if not any(call.has_object for call in member.kernel.calls)]
     return native_frames(untold) if untold else stuck_on.look_at(finding.members[0]) or BEHIND_CALL

@@ -37,7 +37,7 @@ def find_other_operation(group: ProcessGroup) -> Sides:
     () if they agree. The names of the operations are compared first, then their data types, then their sizes. Tensors
     with equal numbers of bytes count as equal: an operation on them ends, whatever their types and shapes are.
     """
-    enqueued = _find_enqueued(group) if group.waits and len(group.generations) == 1 else {}
+    enqueued = _find_enqueued(group) if group.waits and group.newest else {}
     for number in sorted(enqueued):
         alike: dict[_Form, list[int]] = defaultdict(list)
         is_balanced = _is_balanced(enqueued[number].values(), len(group.members))

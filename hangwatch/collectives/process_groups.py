@@ -41,7 +41,8 @@ class ProcessGroup:
     `records` are the records of this group on each rank that has any. `waits` is the collective in which each waiting
     rank is, `transfers` the oldest send and recv that stay open. `members` are the known ranks of the group; all its
     ranks if `is_whole`. `newest` is the number of the newest collective that each member has enqueued, 0 if none, and
-    `completed` the number up to which it had completed them. For the members in `unknown` these are not known.
+    `completed` the number up to which it had completed them. For the members in `unknown` these are not known. They are
+    known for no member unless all have created equally many groups with this name, and one thread at a time used it.
     """
 
     library: Library
@@ -54,14 +55,6 @@ class ProcessGroup:
     newest: Mapping[int, int]
     completed: Mapping[int, int]
     unknown: frozenset[int]
-
-    @property
-    def generations(self) -> set[int]:
-        """The generations of the group on its members: the number of groups that a member has created under this name.
-
-        Members are compared only if all have the same generation.
-        """
-        return {records.generation for records in self.records.values()}
 
     @property
     def enqueues_ahead(self) -> bool:
@@ -220,23 +213,31 @@ def _find_numbers(
     Members without a known number are left out. Torch's own count tells the number of a member without a record.
     """
     generations = {group_records.generation for group_records in records.values()}
-    if len(generations) > 1:
+    lowest = min((wait.number for wait in waits.values()), default=0)
+    if len(generations) > 1 or any(_has_shared_number(group_records, lowest) for group_records in records.values()):
         return {}, {}
     newest = {rank: group_records.number for rank, group_records in records.items()}
     completed = {rank: group_records.completed for rank, group_records in records.items()}
     silent = [rank for rank in members if rank not in records and rank in by_key]
     if generations == {1} and silent and waits:
-        lowest = min(wait.number for wait in waits.values())
-        first = next(iter(records.values()))
         begins = list_by_key(
             (by_key[rank].id.node, wait.created_unix_seconds) for rank, wait in waits.items() if wait.number == lowest
         )
         earliest = {node: min(created) for node, created in begins.items()}
         for rank in silent:
-            number = _count_silent(by_key[rank], first, earliest)
+            number = _count_silent(by_key[rank], next(iter(records.values())), earliest)
             if number is not None:
                 newest[rank] = completed[rank] = number
     return newest, completed
+
+
+def _has_shared_number(records: GroupRecords, lowest: int) -> bool:
+    """True if two threads enqueued at one moment, from number `lowest` on: gloo records one number for both.
+
+    One of the two has the number before. NCCL records one number for all operations of a batch.
+    """
+    numbers = [one.number for one in records.operations if not one.is_p2p and one.number >= lowest]
+    return records.library == "gloo" and len(numbers) > len(set(numbers))
 
 
 def _count_silent(member: Member, group: GroupRecords, earliest: Mapping[str | None, float]) -> int | None:

@@ -226,6 +226,15 @@ def test_the_same_name_again_is_another_group() -> None:
     assert judge([*(member(rank, again) for rank in range(3)), member(3, before)], r3="elsewhere").kind == "Unknown"
 
 
+@pytest.mark.parametrize(("numbers", "kind"), [((7, 7), "Unknown"), ((6, 7), "AllJoined")])
+def test_number_that_two_threads_share_is_not_compared(numbers: tuple[int, int], kind: str) -> None:
+    def member_of_threads(rank: int, numbers: Sequence[int]) -> Member:
+        operations = zip(numbers, ("gloo:all_reduce", "gloo:all_gather"), strict=True)
+        return member(rank, recorder(*(record(number, operation=name, state="open") for number, name in operations)))
+
+    assert judge([member_of_threads(0, (6, 7)), member_of_threads(1, numbers)]).kind == kind
+
+
 def test_groups_without_a_name_are_not_compared() -> None:
     nameless = [
         member(rank, recorder(record(5 + (rank < 3), group_name="", state="open" if rank < 3 else "completed")))

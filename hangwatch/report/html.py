@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from hangwatch import words
 from hangwatch.model import Feedback, Group, Grouping, Incident, RankDump, Value, Verdict
-from hangwatch.report import phrases, power_chart, text
+from hangwatch.report import phrases, sparklines, text
 from hangwatch.report.dump_text import dump_files, rank_lines, shown_round
 from hangwatch.report.event import render_event
 from hangwatch.report.stack_tree import merge_tree
@@ -27,6 +27,7 @@ MAX_RAW_PER_GROUP = 8
 MAX_ROWS = 60  # of evidence, timeline and notes; incident.json has all
 _MAX_LINES_PER_RANK = 500
 _MAX_TEXT = 1_000
+_SPARKS_WIDTH = 110
 
 
 class RawStacks(Value, frozen=True):
@@ -63,7 +64,7 @@ def render_files(incident: Incident) -> dict[str, str]:
 
 
 def render_grouping(grouping: Grouping, verdict: Verdict, incident: Incident | None = None, feedback: str = "") -> str:
-    """Return the HTML page of dumps. Without an incident, it has no power chart, timeline or host section."""
+    """Return the HTML page of dumps. Without an incident, it has no power, timeline or host section."""
     parts, odd = phrases.split_groups(grouping, verdict)
     template, style, style_hash = _template()
     is_closed = incident is not None and incident.closed_unix_seconds is not None
@@ -83,7 +84,7 @@ def render_grouping(grouping: Grouping, verdict: Verdict, incident: Incident | N
             trees=merge_tree(shown),
             sections=_make_sections(shown, odd, incident, raw_characters),
             more_groups=phrases.more_groups(rest) if rest else "",
-            chart=power_chart.chart(incident) if incident is not None else None,
+            sparks=sparklines.draw_all(incident, _SPARKS_WIDTH) if incident is not None else (),
             tone=tone,
         )
         if len(page.encode()) < MAX_BYTES:
@@ -157,7 +158,6 @@ def _environment() -> Environment:
         group_text=group_text,
         next_step=next_step,
         describe_action=describe_action,
-        power=power_chart,
         bar=lambda count, total: f"{max(100 * count / max(total, 1), 1.5):.1f}",  # in percent; a small bar is visible
         max_rows=MAX_ROWS,
     )

@@ -1,4 +1,4 @@
-"""Power and collectives over time as rows of blocks, for the report as text. Pure."""
+"""Power and collectives over time as rows of blocks, for reports. Pure."""
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
@@ -14,14 +14,17 @@ _SPARKS = 40
 _BLOCKS = "▁▂▃▄▅▆▇█"
 
 
-def draw_progress(incident: Incident, width: int) -> Iterator[str]:
-    """Yield the collectives of a rank over time, and the order of the ranks before the incident."""
+def draw_all(incident: Incident, width: int) -> list[str]:
+    """Return the rows of the collectives of a rank, then of the power of each GPU."""
+    return [*draw_collectives(incident, width), *draw_power(incident, width)]
+
+
+def draw_collectives(incident: Incident, width: int) -> Iterator[str]:
+    """Yield the collectives of a rank over time; nothing without a progress counter."""
     if (counted := incident.collectives) is not None and len(counted.totals) > 1:
         steps = [later - earlier for earlier, later in pairwise(counted.totals)]
         sparks = _draw_sparks(steps, max(steps), width - INDENT)
         yield f"{'collectives':<{INDENT - 1}} {sparks}  {phrases.describe_collectives(counted)}"
-    if (arrival := incident.arrival) is not None and arrival.is_named:
-        yield f"{'before':<{INDENT - 1}} {words.printable(arrival.message)}"
 
 
 def draw_power(incident: Incident, width: int) -> Iterator[str]:
@@ -39,7 +42,7 @@ def draw_power(incident: Incident, width: int) -> Iterator[str]:
             sparks = _draw_sparks(series.watts, top, width_with_levels if fits else max(width_with_now - 1, 1))
             yield f"{name:<{INDENT - 1}} {sparks}{now}{levels}"
     if len(incident.power) > _MAX_GPUS:
-        yield f"and {len(incident.power) - _MAX_GPUS} more GPUs: see report.html"
+        yield f"and {len(incident.power) - _MAX_GPUS} more GPUs: see incident.json"
 
 
 def _describe_levels(series: PowerSeries) -> str:

@@ -81,7 +81,9 @@ def render(incident: Incident, feedback: Feedback | None = None, *, color: bool 
     lines = _verdict_lines(phrases.past_verdict(incident), style) + _table(rows, style)
     lines += _grouping_lines(incident.grouping, incident.verdict, style)
     lines += _rank_sections(incident, style)
-    progress, power = sparklines.draw_progress(incident, width), sparklines.draw_power(incident, width)
+    progress, power = [*sparklines.draw_collectives(incident, width)], sparklines.draw_power(incident, width)
+    if (arrival := incident.arrival) is not None and arrival.is_named:
+        progress.append(f"{'before':<{sparklines.INDENT - 1}} {arrival.message}")
     lines += _section("Progress", style.wrap_all(progress, sparklines.INDENT), style)
     lines += _section("Power", style.wrap_all(power, sparklines.INDENT), style)
     timeline = (f"{words.utc(step.unix_seconds)}  {step.state.value:<9}  {step.message}" for step in incident.timeline)

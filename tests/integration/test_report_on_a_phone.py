@@ -1,4 +1,4 @@
-"""An incident's page on a phone and wider screens in a real Chromium: chart and fall of power are visible."""
+"""An incident's page on a phone and wider screens in a real Chromium: nothing is wider than the screen."""
 
 import html as escaping
 import json
@@ -27,8 +27,6 @@ onload = () => {
   const shown = (all) => [...page.querySelectorAll(all)].filter((one) => one.getBoundingClientRect().width);
   document.body.textContent = JSON.stringify({
     width: page.documentElement.scrollWidth,
-    lines: shown(".chart .line").map(box),
-    labels: shown(".chart text").map(box),
     empty: shown("section, dd, tbody").filter((one) => !one.textContent.trim()).map(box),
     first: shown("dt").filter((one) => /^(Stuck on|Do first)$/.test(one.textContent)).map((one) => box(one.parentElement)),
   });
@@ -36,10 +34,10 @@ onload = () => {
 </script>"""
 
 
-def seen(tmp_path: Path, hung_seconds: int, screen_pixels: int = PHONE_PIXELS) -> dict[str, list[list[float]]]:
-    """Return positions in pixels by name. The power fell `hung_seconds` before its last sample."""
+def seen(tmp_path: Path, screen_pixels: int = PHONE_PIXELS) -> dict[str, list[list[float]]]:
+    """Return positions in pixels by name."""
     incident = samples.loader_hang()
-    times = tuple(FELL - 780 + 5 * number for number in range((900 + hung_seconds) // 5))
+    times = tuple(FELL - 780 + 5 * number for number in range(192))
     power = tuple(
         PowerSeries(
             uuid=uuid, index=number, unix_seconds=times, watts=tuple(640.0 if at < FELL else 118.0 for at in times),
@@ -62,39 +60,17 @@ def seen(tmp_path: Path, hung_seconds: int, screen_pixels: int = PHONE_PIXELS) -
 
 
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("hung_seconds", [60, 2400])
-def test_the_fall_is_in_sight_however_long_ago_it_was(tmp_path: Path, hung_seconds: int) -> None:
-    page = seen(tmp_path, hung_seconds)
-    assert len(page["lines"]) == len(samples.loader_hang().job.gpu_uuids)
-    for left, right, top, bottom in page["lines"]:
-        assert 0 <= left < right <= PHONE_PIXELS
-        assert right - left > 0.8 * PHONE_PIXELS and bottom - top > 50, "all of it, from busy to quiet"
-
-
-@pytest.mark.timeout(180)
 @pytest.mark.parametrize("screen_pixels", SCREEN_PIXELS)
 def test_page_fits_every_screen_and_has_no_empty_part(tmp_path: Path, screen_pixels: int) -> None:
-    page = seen(tmp_path, 60, screen_pixels)
+    page = seen(tmp_path, screen_pixels)
     assert page["width"] == screen_pixels
     assert page["empty"] == []
 
 
 @pytest.mark.timeout(180)
 def test_what_to_do_first_is_in_sight_without_scrolling(tmp_path: Path) -> None:
-    first = seen(tmp_path, 60)["first"]
+    first = seen(tmp_path)["first"]
     assert len(first) == 2
     for left, right, _, bottom in first:
         assert 0 <= left < right <= PHONE_PIXELS
         assert bottom <= FOLD_PIXELS
-
-
-@pytest.mark.timeout(180)
-def test_no_label_writes_over_another_one(tmp_path: Path) -> None:
-    labels = seen(tmp_path, 2400)["labels"]
-    assert len(labels) > 6
-    for number, (left, right, top, bottom) in enumerate(labels):
-        assert left >= 0 and right <= PHONE_PIXELS
-        for other in labels[number + 1 :]:
-            across = min(right, other[1]) - max(left, other[0])
-            down = min(bottom, other[3]) - max(top, other[2])
-            assert across <= 1 or down <= 3, "except the space above and below letters"

@@ -2,11 +2,9 @@
 
 import base64
 import hashlib
-import itertools
 import re
 from html import unescape
 from html.parser import HTMLParser
-from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -15,7 +13,6 @@ from msgspec.structs import replace
 
 from hangwatch import words
 from hangwatch.model import (
-    Capture,
     CollectiveSeries,
     Difference,
     Environment,
@@ -29,7 +26,7 @@ from hangwatch.model import (
     TimelineEntry,
     Verdict,
 )
-from hangwatch.report import html, power_chart
+from hangwatch.report import html, sparklines
 from hangwatch.report.phrases import describe_collectives
 from hangwatch.state.board import extend_collectives
 from tests import samples
@@ -141,32 +138,12 @@ def test_every_raw_stack_is_there_at_eight_ranks() -> None:
     assert "[gpu-a12:7] read_shard (ourdata/shards.py:58)" in page.text
 
 
-def test_labels_of_captures_do_not_overlap_on_a_phone() -> None:
-    incident = samples.loader_hang()
-    first, width = incident.captures[0], power_chart.LABEL_WIDTH
-    starts = [first.started_unix_seconds + seconds for seconds in range(-800, 60, 10)]
-    many = tuple(replace(first, started_unix_seconds=at) for at in starts)
-    chart = power_chart.chart(replace(incident, captures=many))
-    begins = [one.at - width * (one.at > power_chart.LAST_LABEL) for one in chart.captures if one.label]
-    assert len(begins) > 2 and any(one.at > power_chart.LAST_LABEL for one in chart.captures)
-    assert all(after - before >= width for before, after in itertools.pairwise(begins))
-
-
-def test_the_power_chart_names_its_lines_and_marks_quiet_and_capture() -> None:
-    page = Page(html.render(samples.loader_hang()))
-    for word in (
-        "power in watts",
-        "quiet below 262 W",
-        "stacks taken",
-        "GPU 7, local rank 7",
-        "03:10",
-        "Times are UTC",
-    ):
-        assert word in page.text
-    paths = [a["d"] for tag, a in page.tags if tag == "path" and "line" in str(a.get("class"))]
-    assert len(paths) == 2 * 8  # each line also has a swatch in the legend
-    (said,) = [a["aria-label"] for tag, a in page.tags if a.get("role") == "img"]
-    assert str(said).startswith("Power of 8 GPUs from 2026")
+def test_power_and_collectives_are_drawn_as_in_the_text_report() -> None:
+    incident = replace(samples.loader_hang(), collectives=samples.collectives())
+    for shown in (incident, replace(incident, power=()), replace(incident, collectives=None)):
+        assert (rows := "\n".join(sparklines.draw_all(shown, 110)))
+        assert rows in "".join(Page(html.render(shown)).words)
+    assert 'id="power"' not in html.render(replace(incident, power=(), collectives=None))
 
 
 def test_sixteen_thousand_ranks_fit() -> None:
@@ -221,14 +198,6 @@ def test_a_hostile_amount_of_everything_fits() -> None:
     assert "more frames" in Page(source).text
 
 
-def test_more_gpus_than_lines_become_a_band() -> None:
-    incident = replace(samples.loader_hang(), power=samples.power(frozenset({7}), gpus=40))
-    chart = power_chart.chart(incident)
-    assert [line.name for line in chart.lines] == ["median of 40 GPUs", "GPU 7"]
-    assert chart.band.startswith("M")
-    assert "from the lowest to the highest" in Page(html.render(incident)).text
-
-
 def test_lateness_of_each_rank_before_the_hang_is_a_bar() -> None:
     page = html.render(replace(samples.loader_hang(), arrival=samples.arrival()))
     section = page.partition('id="lateness"')[2].partition("</section>")[0]
@@ -237,18 +206,6 @@ def test_lateness_of_each_rank_before_the_hang_is_a_bar() -> None:
     level = replace(samples.arrival(), is_named=False, reason="NoneLate")
     for other in (None, level):
         assert 'id="lateness"' not in html.render(replace(samples.loader_hang(), arrival=other))
-
-
-def test_progress_counter_is_drawn_beside_the_power_or_alone() -> None:
-    incident = replace(samples.loader_hang(), collectives=samples.collectives())
-    said = "9,024 collectives of a rank, none in the last 2 min 27 s"
-    for one, title in ((incident, "GPU power and collectives"), (replace(incident, power=()), "Collectives")):
-        chart, page = power_chart.chart(one), Page(html.render(one)).text
-        assert chart is not None and said in page and said in chart.summary and title in page
-        heights = [float(y) for y in re.findall(r",([\d.]+)", chart.collectives)]
-        assert (heights[0], heights[-1]) == (power_chart.BOTTOM, power_chart.TOP)
-        assert heights == sorted(heights, reverse=True)
-    assert "quiet below" not in Page(html.render(replace(incident, power=()))).text
 
 
 @given(st.lists(st.integers(0, 50), min_size=2, max_size=40), st.lists(st.integers(0, 50), min_size=2, max_size=40))
@@ -269,63 +226,6 @@ def test_progress_goes_on_after_a_restart_of_the_daemon(before: list[int], after
         assert describe_collectives(joined).endswith(f"none in the last {words.duration(seconds)}")
 
 
-def test_a_silence_is_a_gap_and_peaks_survive_thinning() -> None:
-    times = tuple(samples.OPENED + second for second in (*range(1000), *range(2000, 3000)))
-    watts = tuple(700.0 if number == 333 else 100.0 for number in range(2000))
-    incident = replace(samples.loader_hang(), power=(PowerSeries(uuid="u", index=0, unix_seconds=times, watts=watts),))
-    chart = power_chart.chart(incident)
-    (line,) = chart.lines
-    assert line.path.count("M") == 2
-    lowest = min(float(y) for y in re.findall(r",([\d.]+)", line.path))
-    assert lowest == pytest.approx(power_chart.BOTTOM - (power_chart.BOTTOM - power_chart.TOP) / 1.06, abs=0.2)
-
-
-@given(
-    st.lists(st.lists(st.floats(0, 1e5), min_size=0, max_size=600).map(tuple), max_size=20),
-    st.floats(0.2, 60.0),
-)
-@settings(max_examples=30, deadline=None)
-def test_every_point_lies_in_the_plot(watts: list[tuple[float, ...]], every: float) -> None:
-    series = tuple(
-        PowerSeries(
-            uuid=f"u{index}",
-            index=index,
-            watts=values,
-            unix_seconds=tuple(samples.OPENED + every * number for number in range(len(values))),
-            low_power_threshold_watts=None if index % 2 else 200.0 + index,
-        )
-        for index, values in enumerate(watts)
-    )
-    chart = power_chart.chart(replace(samples.loader_hang(), power=series))
-    assert (chart is None) == (max(map(len, watts), default=0) < 2)
-    if chart is not None:
-        for path in (*(line.path for line in chart.lines), chart.band):
-            for x, y in re.findall(r"([\d.]+),([\d.]+)", path):
-                assert power_chart.LEFT <= float(x) <= power_chart.RIGHT
-                assert power_chart.TOP <= float(y) <= power_chart.BOTTOM
-        assert len(chart.clock) <= 10
-        assert len(chart.levels) <= 12
-
-
-def test_many_captures_do_not_write_over_each_other() -> None:
-    incident = samples.loader_hang()
-    captures = tuple(
-        Capture(
-            job_id="j",
-            node="n",
-            started_unix_seconds=samples.OPENED - 600 + 4 * n,
-            duration_seconds=1.0,
-            rounds=1,
-            ranks=(),
-        )
-        for n in range(100)
-    )
-    chart = power_chart.chart(replace(incident, captures=captures))
-    labelled = [mark.at for mark in chart.captures if mark.label]
-    assert len(labelled) > 1
-    assert all(b - a >= 80 for a, b in pairwise(labelled))
-
-
 @given(function=hostile, file=hostile, command=hostile, message=hostile, node=hostile)
 @settings(deadline=None)
 def test_what_a_process_says_is_only_text(function: str, file: str, command: str, message: str, node: str) -> None:
@@ -341,7 +241,7 @@ def test_a_verdict_without_an_incident() -> None:
     page = Page(html.render_grouping(incident.grouping, incident.verdict))
     assert "4 ranks 0-3" in page.text
     assert "no rank" in page.text
-    assert page.texts_of("figure") == 0
+    assert "GPU power and collectives" not in page.text
 
 
 def test_nothing_at_all_is_still_a_page() -> None:

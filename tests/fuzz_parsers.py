@@ -27,7 +27,7 @@ import msgspec
 
 from hangwatch import config
 from hangwatch.errors import UserError
-from hangwatch.formats import incident_file, process_title, pyspy_json, safe_pickle, sighting
+from hangwatch.formats import incident_file, process_title, pyspy_json, sighting
 from hangwatch.formats.pyspy_json import DumpError
 from hangwatch.logs import failures, work_lines
 from hangwatch.probes.base import filesystems, procfs
@@ -38,7 +38,7 @@ from hangwatch.probes.process import live_environ, proc_pid
 from hangwatch.probes.torch_recorder import libraries
 from hangwatch.tables import kernel_lines, xids
 from hangwatch.tools.explain import traces
-from hangwatch.tools.explain.flight_dumps import recorder_dump
+from hangwatch.tools.explain.flight_dumps import recorder_dump, safe_pickle
 from tests import samples
 from tests.unit.test_flight_dump import dumped, entry
 

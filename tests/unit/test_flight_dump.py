@@ -16,12 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hangwatch import config
-from hangwatch.formats import safe_pickle
 from hangwatch.model import Confidence, Fault, Group, Grouping, Member, RankId, Verdict
 from hangwatch.stacks import activity
 from hangwatch.stacks.grouping import group_ranks
 from hangwatch.tools.explain import file_names
-from hangwatch.tools.explain.flight_dumps import rank_recorders, recorder_dump
+from hangwatch.tools.explain.flight_dumps import rank_recorders, recorder_dump, safe_pickle
 from hangwatch.tools.explain.flight_dumps.rank_recorders import DumpFile
 from hangwatch.verdict import judge, recorder_dumps
 from hangwatch.verdict.findings import Finding

@@ -10,8 +10,8 @@ from msgspec.structs import replace
 
 from hangwatch.model import GpuSample, GpuSweep, ProcessId, Rank
 from hangwatch.model.flight_records import FlightRecord
-from hangwatch.report import trace_events
-from hangwatch.report.trace_events import RankTrace
+from hangwatch.tools import trace_events
+from hangwatch.tools.trace_events import RankTrace
 from tests.unit.test_waitfor import record, recorder
 
 Event = dict[str, Any]

@@ -12,10 +12,10 @@ from hangwatch.cli.job_choice import choose_only
 from hangwatch.cli.options import config_option, job_option, pid_option
 from hangwatch.model import Fault, Job, RankId
 from hangwatch.probes.gpu.sampler import run_sampler
-from hangwatch.report import trace_events
 from hangwatch.report.phrases import explain_faults
-from hangwatch.report.trace_events import RankTrace
+from hangwatch.tools import trace_events
 from hangwatch.tools.commands.output_files import write_new
+from hangwatch.tools.trace_events import RankTrace
 
 MOST_RECORDS = 1 << 17  # of all ranks: all records of 32 full recorders
 

@@ -18,7 +18,6 @@ from msgspec.structs import replace
 from hangwatch import words
 from hangwatch.collectives.process_groups import DEFAULT_GROUP
 from hangwatch.formats import decoding, pyspy_json
-from hangwatch.formats.safe_pickle import load_plain_values
 from hangwatch.limits import MOST_RANKS
 from hangwatch.model import Frame
 from hangwatch.model.flight_records import (
@@ -43,6 +42,7 @@ from hangwatch.tools.explain.flight_dumps.dump_values import (
     read_time,
 )
 from hangwatch.tools.explain.flight_dumps.older_torch import count_batches, modernize_row
+from hangwatch.tools.explain.flight_dumps.safe_pickle import load_plain_values
 
 MOST_BYTES = 64 << 20
 _MOST_VALUES = 4_000_000  # of JSON: about as many as a file of this size has

@@ -31,7 +31,7 @@ PARTS := machines frameworks verdicts latency stragglers torch-releases soak fuz
 LATENCY := tests/integration/test_progress_daemon.py
 STRAGGLERS := tests/unit/test_arrival.py tests/integration/test_arrivals.py
 
-.PHONY: support findings first-hour demo man quick test long long-machines long-frameworks long-verdicts long-latency long-stragglers long-torch-releases long-soak long-fuzz long-faults bench hangbench mutations robustness check golden scenarios screenshots fmt dist image chart deb release-check torch-release page-test docs clean
+.PHONY: support findings first-hour demo quick test long long-machines long-frameworks long-verdicts long-latency long-stragglers long-torch-releases long-soak long-fuzz long-faults bench hangbench mutations robustness check golden scenarios screenshots fmt dist image chart deb release-check torch-release page-test docs clean
 
 # A release or a nightly wheel of PyTorch, without an import: is the layout of its flight recorder known?
 torch-release: $(VENV)/.test
@@ -207,10 +207,6 @@ release-check:
 # The site of the documentation, in build/site. A link that leads nowhere is an error.
 docs: $(VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs --quiet build --strict --config-file deploy/docs-site/mkdocs.yml
-
-man: $(VENV)/.installed
-	mkdir -p build/man
-	$(BIN)/python -m hangwatch.cli.man_page > build/man/hangwatch.1
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

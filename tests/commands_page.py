@@ -5,7 +5,7 @@ import textwrap
 
 import click
 
-from hangwatch.cli.man_page import COMPLETION, WIDTH, contexts
+from tests.man_page import COMPLETION, WIDTH, contexts
 
 
 def page() -> str:

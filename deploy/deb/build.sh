@@ -70,7 +70,7 @@ for shell in bash:bash-completion/completions/hangwatch zsh:zsh/vendor-completio
 done
 
 install -d "$root/usr/share/man/man1"
-"$venv/bin/python" -IB -m hangwatch.cli.man_page | gzip -9n >"$root/usr/share/man/man1/hangwatch.1.gz"
+gzip -9nc "$checkout/deploy/man/hangwatch.1" >"$root/usr/share/man/man1/hangwatch.1.gz"
 
 install -d "$root/DEBIAN"
 version=$($run --version | sed 's/.* //')

@@ -106,10 +106,10 @@ install_files() {
   fi
 }
 
-# The man page and the completion scripts: both query the program itself, so they match this version.
+# The man page and the completion scripts. These query the program itself, so they match this version.
 install_help() {
   mkdir -p "$(dirname "$MAN")"
-  "$PREFIX/bin/python" -I -m hangwatch.cli.man_page >"$MAN"
+  install -m 0644 "$checkout/deploy/man/hangwatch.1" "$MAN"
   for one in $COMPLETIONS; do
     mkdir -p "$(dirname "${one#*:}")"
     _HANGWATCH_COMPLETE=${one%%:*}_source "$PREFIX/bin/hangwatch" >"${one#*:}"

@@ -9,7 +9,7 @@ import click
 import pytest
 
 from hangwatch import cli
-from hangwatch.cli import man_page
+from tests import man_page
 from tests.commands import HANGWATCH, finished
 
 
@@ -20,8 +20,10 @@ def test_the_page_is_what_the_commands_say(golden: Callable[[str, str], None]) -
     golden("../../../docs/commands.md", done.stdout)
 
 
-def test_the_man_page_has_every_command_and_option() -> None:
-    page = man_page.render()
+@pytest.mark.golden
+def test_the_man_page_has_every_command_and_option(golden: Callable[[str, str], None]) -> None:
+    page = finished(sys.executable, "-m", "tests.man_page").stdout
+    golden("../../../deploy/man/hangwatch.1", page)
     context = click.Context(cli.hangwatch)
     for name in cli.hangwatch.list_commands(context):
         assert f".SS hangwatch {name}" in page

@@ -1,4 +1,4 @@
-"""The man page, made from the help of the commands: `python -m hangwatch.cli.man_page > hangwatch.1`."""
+"""The man page deploy/man/hangwatch.1, from the help of the commands. `make golden` writes it."""
 
 import inspect
 import re

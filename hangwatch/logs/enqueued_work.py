@@ -113,7 +113,7 @@ def compare(works: Sequence[RankWork], world_size: int | None, ranks: Collection
         if rank is not None and line.kind == "work" and (line.timed_out is not None or line.is_own_timeout):
             waits[rank].add(_OF_ANY_GROUP if line.timed_out is None else line.group)
     is_of_job = rank_reports.is_of_job(works)
-    compared = (_compare_group(group, waits, world_size, is_of_job=is_of_job) for group in _gather_groups(works))
+    compared = (_compare_group(group, waits, world_size, ranks, is_of_job=is_of_job) for group in _gather_groups(works))
     findings = list(filter(None, compared))
     groups = {work.line.group for _, _, work in works if work.line.kind == "work"}
     findings += rank_reports.compare_reports(works, groups, ranks)
@@ -187,7 +187,7 @@ def _update_standing(before: _Standing | None, rank: RankId, work: Work) -> _Sta
 
 
 def _compare_group(
-    group: _Group, waits: Mapping[RankId, set[str]], world_size: int | None, *, is_of_job: bool
+    group: _Group, waits: Mapping[RankId, set[str]], world_size: int | None, logged: Collection[int], *, is_of_job: bool
 ) -> WorkFinding | None:
     """Compare the ranks of a group. A rank with a lower number is behind; equal numbers may be of different calls."""
     timed = [standing for standing in group.ranks.values() if standing.timed_out is not None]
@@ -207,11 +207,17 @@ def _compare_group(
         return _compare_calls(group, by_call, behind, is_of_job=is_of_job)
     if group.are_compared:
         return None
-    return _find_late(group, ahead, behind, _find_doubt(group, ahead, behind, waits, world_size), world_size)
+    doubt = _find_doubt(group, ahead, behind, waits, world_size)
+    return _find_late(group, ahead, behind, doubt, world_size, logged)
 
 
 def _find_late(
-    group: _Group, ahead: Sequence[_Standing], behind: Sequence[_Standing], doubt: str, world_size: int | None
+    group: _Group,
+    ahead: Sequence[_Standing],
+    behind: Sequence[_Standing],
+    doubt: str,
+    world_size: int | None,
+    logged: Collection[int],
 ) -> WorkFinding:
     names = {standing.call.operation for standing in ahead if standing.call}
     number = ahead[0].reached
@@ -223,10 +229,11 @@ def _find_late(
     since = f", which began at {words.printable(began.text)}" if began else ""
     name = words.printable(group.name)
     text = f"in {name}, {words.name_ranks(ids)} timed out in {operation}{since}"
-    absent = _find_absent(group.ranks, world_size)
+    absent = _find_absent(group.ranks, world_size, logged)
     if not behind and absent and not doubt:
         lack = f"no such line of {words.name_ranks(absent)} is in the logs"
-        is_clear = len(absent) < FEWEST_SEEN and world_size and group.key in ("", DEFAULT_GROUP)
+        are_known = world_size or {rank.rank for rank in absent} <= {*logged}
+        is_clear = len(absent) < FEWEST_SEEN and are_known and group.key in ("", DEFAULT_GROUP)
         why = f"{words.count(len(ids))} timed out in {operation}, and {lack}"
         return WorkFinding(
             text=f"{text}; {lack}: read its own log",
@@ -260,10 +267,10 @@ def _find_late(
     )
 
 
-def _find_absent(ranks: Iterable[RankId], world_size: int | None) -> tuple[RankId, ...]:
+def _find_absent(ranks: Iterable[RankId], world_size: int | None, logged: Collection[int]) -> tuple[RankId, ...]:
     """Return the few ranks without a line, if most ranks from 0 on have one; () if more than a quarter is absent."""
     seen = {rank.rank for rank in ranks if rank.rank is not None}
-    absent = [number for number in range(world_size or max(seen, default=-1) + 1) if number not in seen]
+    absent = [number for number in range(world_size or max({*seen, *logged}, default=-1) + 1) if number not in seen]
     return tuple(RankId(rank=number) for number in absent) if len(absent) * 3 <= len(seen) <= MOST_RANKS else ()
 
 

@@ -153,8 +153,9 @@ def test_rounds_of_one_process_in_numbered_files_are_no_ranks() -> None:
 def test_rank_alone_on_a_line_is_that_of_the_dump_below(heading: str) -> None:
     stacks = {3: process(41, *WAITS), 1: process(99, *LOADS), 0: process(17, *WAITS)}
     lines = [line for rank, stack in stacks.items() for line in (heading.format(rank), "```", *stack, "", "```")]
-    found = collect("These are the stacks of rank 0, 1 and 3.", "", *lines)
-    assert ids(found) == [RankId(rank=3, pid=41), RankId(rank=1, pid=99), RankId(rank=0, pid=17)]
+    lines = ["These are the stacks of rank 0, 1 and 3.", "", *lines]
+    for text in (lines, [f"> {line}" for line in lines]):
+        assert ids(collect(*text)) == [RankId(rank=3, pid=41), RankId(rank=1, pid=99), RankId(rank=0, pid=17)]
 
 
 @pytest.mark.parametrize(

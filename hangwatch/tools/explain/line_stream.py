@@ -47,8 +47,8 @@ _LONGEST_DECORATION = 200
 
 
 def begins_dump(line: str) -> bool:
-    """True if a stack dump of any tool may begin with this line. A separator (`-----`) does not count."""
-    short = line[:LONGEST_LINE]
+    """True if a stack dump of any tool may begin with this line, also quoted. A separator (`-----`) does not count."""
+    short = line[:LONGEST_LINE].lstrip("> ")
     is_of_pyspy = pyspy_text.begins(short) and short.lstrip().startswith(("Process ", "Thread ", "[", "Error: "))
     return is_of_pyspy or any(kind.begins(short) for kind in _TEXTS)
 

@@ -141,15 +141,6 @@ def find_unwritten(logs: Sequence[RankLog]) -> dict[RankId, str]:
     return reasons
 
 
-def seconds_apart(logs: Sequence[RankLog]) -> float:
-    """Return the time in seconds between the first and the last end of the logs. 0 if it is short or unknown."""
-    moments = [log.last.moment for log in logs if log.last is not None]
-    clock = common_clock(moments)
-    times = [moment.seconds for moment in moments if moment and moment.clock == clock]
-    apart = max(times) - min(times) if times else 0.0
-    return apart if apart > _APART_SECONDS else 0.0
-
-
 def caveat(ranks: Sequence[RankId], unwritten: Mapping[RankId, str]) -> str:
     """Return a clause such as `; the log of rank 7 may end in a buffer ...`; "" if all logs are complete."""
     unsure = [rank for rank in ranks if rank in unwritten]

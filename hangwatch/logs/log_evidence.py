@@ -248,8 +248,6 @@ def _describe_without_hint(
         failures = "none reports a failure"
     if not logs:
         return f"{words.count(len(unranked), 'log')} of unknown ranks: {failures}"
-    if apart := log_ends.seconds_apart(logs):
-        failures += f"; their last lines are up to {words.duration(apart)} apart"
     return f"logs of {words.count(len(logs))}: {failures}{f'; {log_ends.describe_ends(ends)}' if ends else ''}"
 
 

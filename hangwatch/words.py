@@ -6,8 +6,7 @@ import re
 from collections.abc import Iterable, Sequence, Sized
 from datetime import datetime, timezone
 
-from hangwatch.model import Job, RankId, Sleep
-from hangwatch.model.keyed_lists import list_by_key
+from hangwatch.model import Job, RankId, Sleep, list_by_key
 
 _NODES_LISTED = 3
 _LONGEST_FOLDED = 80  # characters of a list of ranks in a sentence

@@ -10,8 +10,7 @@ from functools import cached_property
 from pathlib import Path
 
 from hangwatch import words
-from hangwatch.model import BLOCKED_STATES, Job, KernelLine, ProcessId
-from hangwatch.model.keyed_lists import list_by_key
+from hangwatch.model import BLOCKED_STATES, Job, KernelLine, ProcessId, list_by_key
 from hangwatch.probes.base import filesystems, procfs
 from hangwatch.probes.node import pci
 from hangwatch.probes.node.kmsg import LoggedLine

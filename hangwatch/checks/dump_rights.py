@@ -9,8 +9,7 @@ from collections.abc import Iterator, Sequence
 from hangwatch import words
 from hangwatch.checks.framework import contract
 from hangwatch.checks.framework.contract import Check, Metric, Metrics, ok, warning, worst
-from hangwatch.model import CheckVerdict, Fault, Value
-from hangwatch.model.keyed_lists import list_by_key
+from hangwatch.model import CheckVerdict, Fault, Value, list_by_key
 from hangwatch.probes.base import procfs
 from hangwatch.probes.base.interpreter import pip_install
 from hangwatch.probes.node.machine import Node

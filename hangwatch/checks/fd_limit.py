@@ -13,8 +13,7 @@ from hangwatch import words
 from hangwatch.checks.framework import contract
 from hangwatch.checks.framework.contract import Check, Metric, Metrics, critical, ok, warning, worst
 from hangwatch.config import describe
-from hangwatch.model import CheckVerdict, Fault, Value
-from hangwatch.model.keyed_lists import list_by_key
+from hangwatch.model import CheckVerdict, Fault, Value, list_by_key
 from hangwatch.probes.base import procfs, pseudo_files
 from hangwatch.probes.node.machine import Node
 from hangwatch.probes.process import proc_pid

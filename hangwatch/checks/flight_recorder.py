@@ -11,9 +11,8 @@ from typing import Literal
 from hangwatch import words
 from hangwatch.checks.framework import contract
 from hangwatch.checks.framework.contract import Check, Metric, Metrics, ok, warning
-from hangwatch.model import CheckVerdict, Fault, Job, JobName, Value
+from hangwatch.model import CheckVerdict, Fault, Job, JobName, Value, list_by_key
 from hangwatch.model.flight_records import Library, RankRecords
-from hangwatch.model.keyed_lists import list_by_key
 from hangwatch.probes.node.machine import Node
 
 MOST_JOBS_OF_AN_OWNER = 8

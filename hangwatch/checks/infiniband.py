@@ -10,8 +10,7 @@ from typing import Annotated
 from hangwatch.checks.framework import contract
 from hangwatch.checks.framework.contract import Check, Metric, Metrics, counter_growth, critical, ok, warning, worst
 from hangwatch.config import describe
-from hangwatch.model import CheckStatus, CheckVerdict, Fault
-from hangwatch.model.keyed_lists import list_by_key
+from hangwatch.model import CheckStatus, CheckVerdict, Fault, list_by_key
 from hangwatch.probes.network import infiniband
 from hangwatch.probes.network.infiniband import Port
 from hangwatch.probes.node.machine import Node

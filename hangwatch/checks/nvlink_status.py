@@ -18,8 +18,7 @@ from hangwatch.checks.framework.contract import (
     worst,
 )
 from hangwatch.config import describe
-from hangwatch.model import CheckVerdict, Fault
-from hangwatch.model.keyed_lists import list_by_key
+from hangwatch.model import CheckVerdict, Fault, list_by_key
 from hangwatch.probes.gpu import query
 from hangwatch.probes.gpu.details import Details, GpuLinks, PeerAccess
 from hangwatch.probes.node import pci

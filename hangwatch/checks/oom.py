@@ -13,8 +13,7 @@ from hangwatch import words
 from hangwatch.checks.framework import contract
 from hangwatch.checks.framework.contract import Check, Metric, Metrics, critical, ok, warning, worst
 from hangwatch.config import describe
-from hangwatch.model import CheckVerdict, Fault
-from hangwatch.model.keyed_lists import list_by_key
+from hangwatch.model import CheckVerdict, Fault, list_by_key
 from hangwatch.probes.node import oom_kills
 from hangwatch.probes.node.kmsg import KernelEvents
 from hangwatch.probes.node.machine import Node

@@ -213,7 +213,7 @@ def _with_hint(error: click.ClickException) -> click.ClickException:
         return error
     import difflib  # only for a wrong name
 
-    from hangwatch.model.keyed_lists import list_by_key
+    from hangwatch.model import list_by_key
 
     context = click.Context(hangwatch)
     commands_of = list_by_key(

@@ -10,9 +10,8 @@ from hangwatch.capture.job_scan import JobScan
 from hangwatch.cli.job_choice import choose
 from hangwatch.cli.usage_errors import InputError
 from hangwatch.jobs import discovery, likely_ranks
-from hangwatch.model import Fault, GpuSweep, Job, Rank, RankId
+from hangwatch.model import Fault, GpuSweep, Job, Rank, RankId, list_by_key
 from hangwatch.model.flight_records import RankRecords
-from hangwatch.model.keyed_lists import list_by_key
 from hangwatch.probes import torch_recorder
 from hangwatch.probes.base import procfs
 from hangwatch.probes.node import host

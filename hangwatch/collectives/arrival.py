@@ -16,9 +16,8 @@ from typing import Literal, NamedTuple
 
 from msgspec import field
 
-from hangwatch.model import ProcessId, Value, median
+from hangwatch.model import ProcessId, Value, list_by_key, median
 from hangwatch.model.flight_records import Library, RankRecords
-from hangwatch.model.keyed_lists import list_by_key
 
 FEWEST_RECORDS = 300  # at one place
 LATE_RATIO, LATE_IN_HALF_RATIO = 0.03, 0.015  # of the step

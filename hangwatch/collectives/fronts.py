@@ -14,8 +14,7 @@ from itertools import chain
 from typing import NamedTuple, TypeAlias
 
 from hangwatch.collectives.process_groups import ProcessGroup, is_send
-from hangwatch.model import EnqueuedOperation
-from hangwatch.model.keyed_lists import list_by_key
+from hangwatch.model import EnqueuedOperation, list_by_key
 
 _MOST_NUMBERS = 8  # pending operations of one group
 _Node: TypeAlias = Hashable  # a rank, an operation as (index of its group, number, is it started), or:

@@ -8,8 +8,7 @@ from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from hangwatch.collectives.process_groups import ProcessGroup
-from hangwatch.model import EnqueuedOperation
-from hangwatch.model.keyed_lists import list_by_key
+from hangwatch.model import EnqueuedOperation, list_by_key
 
 _MOST_ORDERED = 8
 _EXCHANGE = "all_to_all"

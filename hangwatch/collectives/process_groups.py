@@ -14,9 +14,8 @@ from itertools import chain
 from operator import attrgetter
 from typing import NamedTuple
 
-from hangwatch.model import EnqueuedOperation, GroupRecords, Member, RankId
+from hangwatch.model import EnqueuedOperation, GroupRecords, Member, RankId, list_by_key
 from hangwatch.model.flight_records import Library, list_ranks
-from hangwatch.model.keyed_lists import list_by_key
 
 DEFAULT_GROUP = "0", "default_pg"  # torch/distributed/distributed_c10d.py
 MOST_DIFFERENT_CLOCKS_SECONDS = 60.0

@@ -10,9 +10,8 @@ from types import MappingProxyType
 
 from msgspec.structs import replace
 
-from hangwatch.model import EnqueuedOperation, Fault, GroupRecords, RecorderState
+from hangwatch.model import EnqueuedOperation, Fault, GroupRecords, RecorderState, list_by_key
 from hangwatch.model.flight_records import FlightRecord, GroupStatus, Library, RankRecords
-from hangwatch.model.keyed_lists import list_by_key
 
 MOST_GROUPS = 64
 NEWEST_KEPT = 4

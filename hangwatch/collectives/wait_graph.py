@@ -16,9 +16,8 @@ from typing import Literal, NamedTuple
 from hangwatch.collectives.fronts import Front, find_ends, show_numbers
 from hangwatch.collectives.mismatches import Sides, find_other_operation, find_other_order
 from hangwatch.collectives.process_groups import DEFAULT_GROUP, ProcessGroup, find_groups, is_send, process_key
-from hangwatch.model import Member
+from hangwatch.model import Member, list_by_key
 from hangwatch.model.flight_records import Library
-from hangwatch.model.keyed_lists import list_by_key
 
 Stance = Literal["elsewhere", "held", "waits", "unclear"]
 """The wait of a rank, as its stack and the kernel show it. It is also a label of a metric.

@@ -25,8 +25,8 @@ from hangwatch.model import (
     RankId,
     TimelineEntry,
     Verdict,
+    list_by_key,
 )
-from hangwatch.model.keyed_lists import list_by_key
 from hangwatch.stacks.activity import Table
 from hangwatch.stacks.grouping import group_ranks
 from hangwatch.tables import secret_forms

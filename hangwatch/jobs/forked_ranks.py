@@ -11,8 +11,7 @@ from collections.abc import Collection, Sequence
 from hangwatch.jobs import process_role
 from hangwatch.jobs.owners import Owner, owner_of
 from hangwatch.jobs.process_tree import Tree, is_within, start_order
-from hangwatch.model import GpuSample, Process
-from hangwatch.model.keyed_lists import list_by_key
+from hangwatch.model import GpuSample, Process, list_by_key
 
 
 def find_siblings(

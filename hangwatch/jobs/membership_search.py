@@ -15,8 +15,7 @@ from hangwatch.jobs.membership import Membership, join_parts, pids_of_ranks, ran
 from hangwatch.jobs.owners import Owner, owner_of
 from hangwatch.jobs.process_role import RankSlot
 from hangwatch.jobs.process_tree import INIT_PID, Tree, is_within, start_order
-from hangwatch.model import GpuSample, Process, ProcessId
-from hangwatch.model.keyed_lists import list_by_key
+from hangwatch.model import GpuSample, Process, ProcessId, list_by_key
 
 
 class _SlotHolder(NamedTuple):

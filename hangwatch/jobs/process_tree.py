@@ -2,8 +2,7 @@
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
-from hangwatch.model import ENDED_STATES, GpuSample, Process
-from hangwatch.model.keyed_lists import list_by_key
+from hangwatch.model import ENDED_STATES, GpuSample, Process, list_by_key
 
 INIT_PID = 1
 _MAX_DEPTH = 64

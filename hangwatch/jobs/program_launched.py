@@ -13,8 +13,7 @@ from hangwatch.jobs import process_role
 from hangwatch.jobs.owners import Owner, owner_of
 from hangwatch.jobs.process_role import RankSlot
 from hangwatch.jobs.process_tree import INIT_PID, Tree
-from hangwatch.model import Process
-from hangwatch.model.keyed_lists import list_by_key
+from hangwatch.model import Process, list_by_key
 from hangwatch.tables.launchers import TABLE
 
 

@@ -12,8 +12,7 @@ from collections.abc import Iterable, Sequence
 from hangwatch import config
 from hangwatch.jobs.membership import Membership
 from hangwatch.jobs.process_tree import Tree
-from hangwatch.model import GpuSample, NotMonitored
-from hangwatch.model.keyed_lists import list_by_key
+from hangwatch.model import GpuSample, NotMonitored, list_by_key
 
 OWNERS_NAMED = 16
 OTHERS = "others"

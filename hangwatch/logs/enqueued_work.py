@@ -18,8 +18,7 @@ from hangwatch.logs import merged_logs, rank_reports
 from hangwatch.logs.rank_log import Log, Work
 from hangwatch.logs.rank_reports import FEWEST_SEEN, RankWork, WorkFinding
 from hangwatch.logs.work_lines import DEFAULT_GROUP, WorkLine, is_collective
-from hangwatch.model import RankId
-from hangwatch.model.keyed_lists import list_by_key
+from hangwatch.model import RankId, list_by_key
 
 _SHOWN = 4
 _OF_ANY_GROUP = "any group"

@@ -6,8 +6,7 @@ from typing import NamedTuple
 from hangwatch.formats.log_times import common_clock, seconds_until, time_on
 from hangwatch.logs.failures import Failure, is_unanswered, without_numbers
 from hangwatch.logs.merged_logs import RankLog
-from hangwatch.model import RankId
-from hangwatch.model.keyed_lists import list_by_key
+from hangwatch.model import RankId, list_by_key
 
 _AT_ONCE_SECONDS = 10.0  # a launcher looks every 5 s whether a process has ended
 _GOES_ON_SECONDS = 60.0

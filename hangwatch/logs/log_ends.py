@@ -8,8 +8,7 @@ from hangwatch import words
 from hangwatch.formats.log_times import Moment, common_clock, time_on
 from hangwatch.logs.failures import NUMBER, TEXTS, without_numbers
 from hangwatch.logs.merged_logs import RankLog
-from hangwatch.model import RankId
-from hangwatch.model.keyed_lists import list_by_key
+from hangwatch.model import RankId, list_by_key
 
 SHOWN = 3
 LINE_CHARACTERS = 80

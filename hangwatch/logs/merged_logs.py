@@ -10,8 +10,7 @@ from msgspec.structs import replace
 from hangwatch.formats.log_times import seconds_until
 from hangwatch.logs.failures import LIBRARY, Failure, blames_another
 from hangwatch.logs.rank_log import Line, Log, Message, latest
-from hangwatch.model import RankId
-from hangwatch.model.keyed_lists import list_by_key
+from hangwatch.model import RankId, list_by_key
 
 _POD, _POD_LISTED = re.compile(r"([^/]*-)\d{1,5}(?:\.[a-z]{1,9})*$"), re.compile(r"[a-z0-9.-]+ +0/\d|.* pod/")
 _LONG_SECONDS = 600.0  # of a job that a failure ends, the last ranks end at the collective timeout of PyTorch

@@ -7,8 +7,7 @@ from hangwatch import words
 from hangwatch.logs.log_ends import SHOWN, TIMES_AS_MANY
 from hangwatch.logs.merged_logs import RankLog
 from hangwatch.logs.rank_log import Message
-from hangwatch.model import INTERFACES_OF_ONE_NODE, Evidence, RankId
-from hangwatch.model.keyed_lists import list_by_key
+from hangwatch.model import INTERFACES_OF_ONE_NODE, Evidence, RankId, list_by_key
 from hangwatch.tables import nccl_messages
 
 _QUOTED_CHARACTERS = 300  # the peer, adapter and status of NCCL's lines are at their end

@@ -9,8 +9,7 @@ from hangwatch.formats.log_times import Moment
 from hangwatch.limits import MOST_RANKS
 from hangwatch.logs.rank_log import Work
 from hangwatch.logs.work_lines import DEFAULT_GROUP, WorkLine
-from hangwatch.model import RankId
-from hangwatch.model.keyed_lists import list_by_key
+from hangwatch.model import RankId, list_by_key
 
 FEWEST_SEEN = 3
 _GAVE_NO_ID = "did not give the others the id of their communicator of NCCL"  # absent_ranks.toml

@@ -15,9 +15,8 @@ from typing import NamedTuple
 from hangwatch import words
 from hangwatch.collectives.process_groups import DEFAULT_GROUP, find_open
 from hangwatch.collectives.wait_graph import Stance, is_busy
-from hangwatch.model import EnqueuedOperation, Grouping, GroupRecords, Member
+from hangwatch.model import EnqueuedOperation, Grouping, GroupRecords, Member, list_by_key
 from hangwatch.model.flight_records import Library
-from hangwatch.model.keyed_lists import list_by_key
 from hangwatch.verdict.sequence_rules import stance_of
 
 MOST_GROUPS_OF_A_RANK = 8

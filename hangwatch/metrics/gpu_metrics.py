@@ -9,8 +9,7 @@ from hangwatch.checks.framework.contract import GPU, Metric, Metrics
 from hangwatch.detector import power_level
 from hangwatch.detector.power_level import GpuPower
 from hangwatch.metrics.view import View
-from hangwatch.model import GpuSample, GpuSweep, JobState
-from hangwatch.model.keyed_lists import list_by_key
+from hangwatch.model import GpuSample, GpuSweep, JobState, list_by_key
 
 
 class _Level(NamedTuple):

@@ -10,7 +10,7 @@ All packages import from here. The imports below are the table of contents; each
 it.
 """
 
-from hangwatch.model.value import Value, Fault, median, sum_all
+from hangwatch.model.value import Value, Fault, list_by_key, median, sum_all
 from hangwatch.model.gpus import (
     GpuLevels,
     GpuName,

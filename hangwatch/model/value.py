@@ -1,11 +1,13 @@
 """Base class of all values, and `Fault`, returned instead of a value that could not be read."""
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from typing import Literal, TypeVar
 
 import msgspec
 
 ValueT = TypeVar("ValueT", bound="Value")
+K = TypeVar("K", bound=Hashable)
+T = TypeVar("T")
 
 
 class Value(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -52,3 +54,11 @@ def sum_all(values: Iterable[float | None]) -> float | None:
     """Return the sum; None without values, or if one is unknown."""
     known = list(values)
     return sum(value for value in known if value is not None) if known and None not in known else None
+
+
+def list_by_key(pairs: Iterable[tuple[K, T]]) -> dict[K, list[T]]:
+    """Return the values of each key, in the order of `pairs`, which are (key, value)."""
+    listed: dict[K, list[T]] = {}
+    for key, value in pairs:
+        listed.setdefault(key, []).append(value)
+    return listed

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeAlias
 
-from hangwatch.model import Frame, Group, RankId, Value
-from hangwatch.model.keyed_lists import list_by_key
+from hangwatch.model import Frame, Group, RankId, Value, list_by_key
 
 
 class Node(Value, frozen=True):

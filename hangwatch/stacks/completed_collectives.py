@@ -11,9 +11,8 @@ from typing import NamedTuple, TypeAlias
 
 from msgspec.structs import replace
 
-from hangwatch.model import CollectiveProgress, Grouping, Member, Motion, Signature
+from hangwatch.model import CollectiveProgress, Grouping, Member, Motion, Signature, list_by_key
 from hangwatch.model.flight_records import COUNTING_THREADS, FlightRecord, Library, RankRecords
-from hangwatch.model.keyed_lists import list_by_key
 
 _GroupKey: TypeAlias = tuple[Library, int, int]
 _Identity: TypeAlias = tuple[Library, int, int]

@@ -28,8 +28,8 @@ from hangwatch.model import (
     Thread,
     Value,
     WorkerDump,
+    list_by_key,
 )
-from hangwatch.model.keyed_lists import list_by_key
 from hangwatch.stacks import (
     activity,
     activity_table,

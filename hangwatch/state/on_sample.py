@@ -8,8 +8,7 @@ from hangwatch.config import Detector
 from hangwatch.detector import job_watch
 from hangwatch.detector.capture_due import LOOK_SECONDS
 from hangwatch.detector.power_level import update_idle_levels
-from hangwatch.model import CheckResult, CheckStatus, GpuSweep, SamplerStatus
-from hangwatch.model.keyed_lists import list_by_key
+from hangwatch.model import CheckResult, CheckStatus, GpuSweep, SamplerStatus, list_by_key
 from hangwatch.state.actions import Action
 from hangwatch.state.board import Snapshot
 from hangwatch.state.incident_timeline import update_timeline

@@ -4,8 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal, TypeAlias
 
 from hangwatch import words
-from hangwatch.model import Fault, GpuSample, Job, JobName, Rank, Value
-from hangwatch.model.keyed_lists import list_by_key
+from hangwatch.model import Fault, GpuSample, Job, JobName, Rank, Value, list_by_key
 from hangwatch.state.board import JobEntry, Snapshot
 
 RECORDER = "flight recorder"

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
-from hangwatch.model.keyed_lists import list_by_key
+from hangwatch.model import list_by_key
 
 _CRASHES_OF_ALL = 2  # all crashes may use 1/2 of the store
 _CRASHES_OF_ONE = 8  # the crashes of one owner: 1/8

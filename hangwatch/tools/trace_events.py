@@ -16,9 +16,8 @@ import msgspec
 
 from hangwatch import words
 from hangwatch.collectives.rank_records import MOST_DIMENSIONS
-from hangwatch.model import GpuSweep, Rank
+from hangwatch.model import GpuSweep, Rank, list_by_key
 from hangwatch.model.flight_records import MOST_NAME, FlightRecord, RankRecords
-from hangwatch.model.keyed_lists import list_by_key
 from hangwatch.verdict.wording.sequence_numbers import NO_DESCRIPTION
 
 _NS_PER_SECOND = 10**9

@@ -6,8 +6,7 @@ No rank is named for a variable that differs.
 from collections.abc import Collection, Iterator, Mapping
 
 from hangwatch import words
-from hangwatch.model import Difference, Environment, Evidence, RankId, Setting
-from hangwatch.model.keyed_lists import list_by_key
+from hangwatch.model import Difference, Environment, Evidence, RankId, Setting, list_by_key
 from hangwatch.tables import environment_names
 
 _MOST_DIFFERENCES = 32

@@ -10,8 +10,7 @@ from typing import Literal, NamedTuple
 from hangwatch.collectives import wait_graph
 from hangwatch.collectives.process_groups import process_key
 from hangwatch.collectives.wait_graph import PendingOperation, Stance, WaitGraph
-from hangwatch.model import Group, Grouping, Member, RankId, Signature
-from hangwatch.model.keyed_lists import list_by_key
+from hangwatch.model import Group, Grouping, Member, RankId, Signature, list_by_key
 from hangwatch.stacks import activity_table
 from hangwatch.stacks.progress import polls_repeatedly
 from hangwatch.stacks.side_threads import decides, find_wait_of_thread

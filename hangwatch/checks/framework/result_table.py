@@ -8,8 +8,7 @@ import msgspec
 from hangwatch import __version__
 from hangwatch.checks.framework.contract import ABSENT
 from hangwatch.checks.framework.node_facts import Facts
-from hangwatch.model import CheckResult, CheckStatus, CheckVerdict, Fault, Value
-from hangwatch.model.keyed_lists import list_by_key
+from hangwatch.model import CheckResult, CheckStatus, CheckVerdict, Fault, Value, list_by_key
 
 Status: TypeAlias = Literal["OK", "WARNING", "CRITICAL", "UNKNOWN"]
 FailOn: TypeAlias = Literal["warning", "critical"]

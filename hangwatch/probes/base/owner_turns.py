@@ -7,7 +7,7 @@ from operator import itemgetter
 from types import MappingProxyType
 from typing import TypeVar
 
-from hangwatch.model.keyed_lists import list_by_key
+from hangwatch.model import list_by_key
 
 T = TypeVar("T")
 

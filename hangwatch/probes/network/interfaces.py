@@ -6,8 +6,7 @@ import re
 import socket
 from pathlib import Path
 
-from hangwatch.model import INTERFACES_OF_ONE_NODE, Fault, Value
-from hangwatch.model.keyed_lists import list_by_key
+from hangwatch.model import INTERFACES_OF_ONE_NODE, Fault, Value, list_by_key
 from hangwatch.probes.base import pseudo_files
 
 TABLE_LIMIT_BYTES = 32 << 20

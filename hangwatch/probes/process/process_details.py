@@ -13,8 +13,7 @@ from pathlib import Path
 from msgspec import structs
 
 from hangwatch import words
-from hangwatch.model import ProcessDetails, ProcessId
-from hangwatch.model.keyed_lists import list_by_key
+from hangwatch.model import ProcessDetails, ProcessId, list_by_key
 from hangwatch.probes.base import procfs, pseudo_files
 from hangwatch.probes.network import sockets
 

@@ -16,8 +16,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from hangwatch.formats import python_files
-from hangwatch.model import ENDED_STATES, Fault, Process, ProcessId
-from hangwatch.model.keyed_lists import list_by_key
+from hangwatch.model import ENDED_STATES, Fault, Process, ProcessId, list_by_key
 from hangwatch.probes.base.owner_turns import order_by_turns
 from hangwatch.probes.base.procfs import (
     COMM_CHARACTERS,

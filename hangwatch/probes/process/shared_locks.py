@@ -8,7 +8,7 @@ import re
 from collections import deque
 from pathlib import Path
 
-from hangwatch.model.keyed_lists import list_by_key
+from hangwatch.model import list_by_key
 from hangwatch.probes.base import system_calls
 from hangwatch.probes.process import process_memory
 from hangwatch.probes.process.process_memory import MOST_MAPS_BYTES

@@ -15,6 +15,7 @@ from typing import NamedTuple, TypeAlias
 from msgspec.structs import replace
 
 from hangwatch.limits import MOST_RANKS
+from hangwatch.model import list_by_key
 from hangwatch.model.flight_records import (
     EARLIEST_UNIX_NS,
     LATEST_UNIX_NS,
@@ -27,7 +28,6 @@ from hangwatch.model.flight_records import (
     find_progressions,
     mark_batch_parts,
 )
-from hangwatch.model.keyed_lists import list_by_key
 from hangwatch.probes.process.memory_image import (
     VALUE_OFFSET,
     Image,

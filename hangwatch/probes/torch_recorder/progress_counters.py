@@ -18,9 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
 
-from hangwatch.model import Fault, ProcessId
+from hangwatch.model import Fault, ProcessId, list_by_key
 from hangwatch.model.flight_records import COUNTING_THREADS, Library, ProgressCounter, RankRecords, ThreadKind
-from hangwatch.model.keyed_lists import list_by_key
 from hangwatch.probes.base import procfs
 from hangwatch.probes.base.owner_turns import OwnerTurns
 from hangwatch.probes.process.memory_image import Place, UnreadableError

@@ -5,8 +5,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from hangwatch import tables
-from hangwatch.model import RankId
-from hangwatch.model.keyed_lists import list_by_key
+from hangwatch.model import RankId, list_by_key
 
 _PATTERNS = tables.Patterns("file_names.toml")
 Place = tuple[str, str | None]

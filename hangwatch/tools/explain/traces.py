@@ -16,8 +16,7 @@ from hangwatch.logs import failures
 from hangwatch.logs.kernel_text import KernelLogLine
 from hangwatch.logs.merged_logs import RankLog
 from hangwatch.logs.rank_reports import RankWork
-from hangwatch.model import Fault, ProcessDump, RankDump, RankId, WorkerDump
-from hangwatch.model.keyed_lists import list_by_key
+from hangwatch.model import Fault, ProcessDump, RankDump, RankId, WorkerDump, list_by_key
 from hangwatch.tools.explain import file_names, roles
 from hangwatch.tools.explain.log_collector import LogCollector
 from hangwatch.tools.explain.stacks import faulthandler_text, gdb_text

@@ -12,8 +12,7 @@ from hangwatch.checks.clock_skew import STEP_TIME
 from hangwatch.checks.clock_skew import Settings as ClockSettings
 from hangwatch.checks.framework.node_facts import Facts
 from hangwatch.checks.framework.result_table import EXIT_CODES, CheckSummary, Status
-from hangwatch.model import Value
-from hangwatch.model.keyed_lists import list_by_key
+from hangwatch.model import Value, list_by_key
 from hangwatch.tools.fleet.cross_node import ClockOffset
 from hangwatch.tools.fleet.node_replies import AnswerError, ReplyCollector, parse_answer
 

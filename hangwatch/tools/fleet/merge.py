@@ -8,8 +8,7 @@ from msgspec.structs import force_setattr, replace
 
 from hangwatch import words
 from hangwatch.formats.sighting import SWITCH_ADDRESS, Sighting
-from hangwatch.model import Group, Grouping, Job
-from hangwatch.model.keyed_lists import list_by_key
+from hangwatch.model import Group, Grouping, Job, list_by_key
 from hangwatch.stacks.grouping import merge_groups
 from hangwatch.tools.fleet import topology
 from hangwatch.tools.fleet.topology import Leaf

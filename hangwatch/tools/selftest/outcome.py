@@ -6,8 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from hangwatch import words
-from hangwatch.model import RankId, Value
-from hangwatch.model.keyed_lists import list_by_key
+from hangwatch.model import RankId, Value, list_by_key
 from hangwatch.probes.base.child import signal_name
 from hangwatch.tools.selftest.rank import NO_TORCH, late
 

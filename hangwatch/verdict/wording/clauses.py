@@ -20,8 +20,8 @@ from hangwatch.model import (
     RankId,
     Signature,
     Stack,
+    list_by_key,
 )
-from hangwatch.model.keyed_lists import list_by_key
 from hangwatch.stacks import activity_table
 from hangwatch.stacks import frames as stack_frames
 from hangwatch.stacks.progress import SPINNING_RATIO

@@ -8,7 +8,7 @@ from msgspec import structs
 from hangwatch import words
 from hangwatch.limits import MOST_LISTED_RANKS
 from hangwatch.model import Evidence, GpuUse, Group, Grouping, Member, Motion, RankId, Signature, Stack, median
-from hangwatch.model.keyed_lists import list_by_key
+from hangwatch.model.value import list_by_key
 from hangwatch.stacks import activity_table
 from hangwatch.tables import kernel_lines
 from hangwatch.verdict.findings import Finding

@@ -8,8 +8,7 @@ from hangwatch.collectives.mismatches import Sides
 from hangwatch.collectives.process_groups import find_process, process_key
 from hangwatch.collectives.wait_graph import GpuEnd, PendingOperation, WaitGraph
 from hangwatch.limits import MOST_LISTED_RANKS
-from hangwatch.model import Evidence, Group, Member
-from hangwatch.model.keyed_lists import list_by_key
+from hangwatch.model import Evidence, Group, Member, list_by_key
 from hangwatch.stacks import activity_table
 from hangwatch.verdict.findings import Finding
 from hangwatch.verdict.scene import Scene, process_of

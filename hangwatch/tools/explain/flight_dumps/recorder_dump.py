@@ -19,7 +19,7 @@ from hangwatch import words
 from hangwatch.collectives.process_groups import DEFAULT_GROUP
 from hangwatch.formats import decoding, pyspy_json
 from hangwatch.limits import MOST_RANKS
-from hangwatch.model import Frame
+from hangwatch.model import Frame, list_by_key
 from hangwatch.model.flight_records import (
     BACKEND_NAME,
     MOST_BACKENDS,
@@ -34,7 +34,6 @@ from hangwatch.model.flight_records import (
     list_ranks,
     mark_batch_parts,
 )
-from hangwatch.model.keyed_lists import list_by_key
 from hangwatch.tools.explain.flight_dumps.dump_values import (
     read_as,
     read_integer,

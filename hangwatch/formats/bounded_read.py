@@ -51,10 +51,7 @@ def read_rest(file: BinaryIO, path: Path | str, most_bytes: int) -> bytes:
 
 
 def open_file(path: Path | str, *, flags: int = 0) -> BinaryIO:
-    """Open a file for reading. Raises FileError.
-
-    `flags` are added to those of open(2). With O_NONBLOCK, only a regular file is accepted.
-    """
+    """Open a file for reading, with `flags` of open(2): O_NONBLOCK accepts only a regular file. Raises FileError."""
     try:
         file = os.fdopen(os.open(path, os.O_RDONLY | os.O_CLOEXEC | flags), "rb")
     except OSError as error:

@@ -34,10 +34,7 @@ def decode_json(content: bytes | bytearray | str | msgspec.Raw, kind: type[T]) -
 @overload
 def decode_json(content: bytes | bytearray | str | msgspec.Raw, kind: UnionType) -> Any: ...
 def decode_json(content: bytes | bytearray | str | msgspec.Raw, kind: Any) -> Any:
-    """Decode JSON to a value of this type.
-
-    Raises msgspec.DecodeError (ValidationError is a subclass) and RecursionError.
-    """
+    """Decode JSON to a value of this type. Raises msgspec.DecodeError and RecursionError."""
     return decoder(kind).decode(content)
 
 

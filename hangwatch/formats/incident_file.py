@@ -1,7 +1,4 @@
-"""The file incident.json: one incident, in the form of this version.
-
-The size and content of the file are not trusted.
-"""
+"""The file incident.json: one incident, in the form of this version. Its size and content are not trusted."""
 
 import contextlib
 import errno
@@ -77,10 +74,7 @@ class Summary(PastHang, frozen=True, kw_only=True):
 
 
 class Incidents(Value, frozen=True):
-    """The incidents of a node, newest first.
-
-    It is the output of `hangwatch incidents --json` and of the daemon's /incidents.
-    """
+    """The incidents of a node, newest first: for `hangwatch incidents --json` and the daemon's /incidents."""
 
     schema_version: int
     incidents: tuple[Summary, ...]
@@ -317,10 +311,7 @@ def check_opened_date(incident: Incident, folder: Path) -> Incident:
 
 
 def folder_size_bytes(folder: Path) -> int:
-    """Return the total size of all files below a folder.
-
-    Files that disappear meanwhile are ignored. Links are not followed.
-    """
+    """Return the total size of all files below a folder, except links and files that disappear meanwhile."""
     total = 0
     for base, _, names in os.walk(folder):
         for name in names:

@@ -71,10 +71,7 @@ def _too_deep(source: str) -> TomlError:
 
 
 def _is_deeper(value: object, depth: int) -> bool:
-    """True if lists and tables in `value` are nested more than `depth` deep.
-
-    The function is not recursive, so that no depth can exhaust the stack.
-    """
+    """True if lists and tables in `value` are nested more than `depth` deep. No depth can exhaust the stack."""
     level = [value]
     for _ in range(depth):
         inner = [

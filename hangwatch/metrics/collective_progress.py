@@ -81,10 +81,7 @@ class JobProgress(NamedTuple):
 
 
 def find_progress(grouping: Grouping, most: int) -> JobProgress:
-    """Return the progress of the ranks of a job, for at most `most` pairs of rank and group.
-
-    The result is empty if two ranks have the same number.
-    """
+    """Return the progress of at most `most` pairs of rank and group; () if two ranks have the same number."""
     ranks = Counter(member.id.rank for member in grouping.members if member.id.rank is not None)
     if any(count > 1 for count in ranks.values()):
         return JobProgress()

@@ -22,7 +22,7 @@ from hangwatch.metrics.view import (
     list_ranks,
 )
 from hangwatch.model import STOPPED_STATES, Group, Incident, JobName, JobState, Member, Signature
-from hangwatch.model.page_silences import PageSilence
+from hangwatch.model.jobs import PageSilence
 from hangwatch.state.on_crash import CRASH_SHOWN_SECONDS
 from hangwatch.verdict.timeout_forecast import forecast_timeout
 from hangwatch.verdict.wording import group_text

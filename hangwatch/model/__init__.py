@@ -39,6 +39,11 @@ from hangwatch.model.jobs import (
     find_jobs,
     NotMonitored,
     FoundJobs,
+    LONGEST_REASON,
+    LONGEST_SILENCE_SECONDS,
+    SHORTEST_SILENCE_SECONDS,
+    PageSilence,
+    SilenceAnswer,
 )
 from hangwatch.model.states import JobState, OPEN_STATES, RESTING_STATES, Motion, Signature
 from hangwatch.model.stacks import Frame, Thread, Stack
@@ -112,12 +117,5 @@ from hangwatch.model.incidents import (
     Feedback,
     PastHang,
     Incident,
-)
-from hangwatch.model.page_silences import (
-    LONGEST_REASON,
-    LONGEST_SILENCE_SECONDS,
-    SHORTEST_SILENCE_SECONDS,
-    PageSilence,
-    SilenceAnswer,
 )
 from hangwatch.model.checks import CheckStatus, CheckVerdict, Point, CheckResult

@@ -236,10 +236,7 @@ class Setting(Value, frozen=True):
 
 
 class Difference(Value, frozen=True):
-    """An environment variable that differs between ranks: its values, the rarest first.
-
-    `why` is the effect of a difference.
-    """
+    """An environment variable that differs between ranks: its values, the rarest first, and the effect (`why`)."""
 
     name: str
     why: str

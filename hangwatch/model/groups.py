@@ -299,10 +299,7 @@ class Group(Value, frozen=True):
 
 
 class Grouping(Value, frozen=True, dict=True, gc=True):
-    """The groups of a job, largest first. Nodes exchange this value, and `fleet.merge` merges it.
-
-    `world_size` is None if no source shows it.
-    """
+    """The groups of a job, largest first. Nodes exchange this value. `world_size` is None if no source shows it."""
 
     groups: tuple[Group, ...]
     world_size: int | None = None

@@ -280,10 +280,7 @@ def find_jobs(wanted: str, jobs: Iterable[Job]) -> list[Job]:
 
 
 class NotMonitored(Value, frozen=True):
-    """Number of jobs, ranks and processes of one owner that are not monitored on this node.
-
-    `processes` are those that a scan did not read at all.
-    """
+    """Number of jobs, ranks and processes (not read at all) of one owner that are not monitored on this node."""
 
     owner: str
     jobs: int = 0
@@ -300,3 +297,23 @@ class FoundJobs(Value, frozen=True):
     jobs: tuple[Job, ...] = ()
     engines: tuple[Job, ...] = ()
     left_out: tuple[NotMonitored, ...] = ()
+
+
+LONGEST_SILENCE_SECONDS = 7 * 86400.0
+SHORTEST_SILENCE_SECONDS = 60.0
+LONGEST_REASON = 160  # characters; the reason is a label of a metric
+
+
+class PageSilence(JobName, frozen=True):
+    """A job that does not page until `until_unix_seconds`. User `uid` asked for it. `reason` may be empty."""
+
+    until_unix_seconds: float
+    uid: int
+    reason: str = ""
+
+
+class SilenceAnswer(Value, frozen=True):
+    """The daemon's answer about a silence. `problem` is the reason why a restart of the daemon ends the silence."""
+
+    silence: PageSilence
+    problem: str | None = None

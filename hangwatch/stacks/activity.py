@@ -29,10 +29,7 @@ _AROUND = ("context", "loop")
 
 
 class StackActivity(NamedTuple):
-    """The activity and the operation of a stack. `operation` is None if unknown.
-
-    `waits` is true if the stack waits for other ranks.
-    """
+    """The activity and the operation (None: unknown) of a stack. `waits`: the stack waits for other ranks."""
 
     activity: str
     operation: str | None
@@ -188,10 +185,7 @@ def _make_rooted_path(owned: _OwnedFrame) -> str:
 
 
 def _is_program_frame(owned: _OwnedFrame) -> bool:
-    """True for a Python frame of the user's program.
-
-    If the owner of the frame is unknown, true unless the table contains its package.
-    """
+    """True for a Python frame of the user's program, or one of an unknown owner whose package is not in the table."""
     if stack_frames.is_native(*owned.place):
         return False
     file = stack_frames.short_path(owned.place[1])

@@ -264,8 +264,5 @@ def describe_activity(name: str, operation: str | None) -> str:
 
 
 def describe_phase(name: str, phase: str | None) -> str:
-    """Return a phrase for the phase of the program: "during evaluation".
-
-    "" if there is no phase, or if the phase is the activity itself.
-    """
+    """Return a phrase for the phase: "during evaluation"; "" without a phase, or if it is the activity itself."""
     return "" if phase is None or phase == name else find_activity(phase).phase or ""

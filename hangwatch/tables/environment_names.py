@@ -30,10 +30,7 @@ WILD = frozenset("*?[")
 
 @lru_cache(maxsize=4096)
 def find_row(name: str) -> Row | None:
-    """Return the row that allows a variable to be kept.
-
-    None if no row does, or if its name looks like that of a secret.
-    """
+    """Return the row that allows a variable to be kept; None without one, or if the name looks like a secret's."""
     if any(fnmatchcase(name.upper(), pattern) for pattern in TABLE.never):
         return None
     return next((row for row in TABLE.rows if any(_fits(name, pattern) for pattern in row.names)), None)

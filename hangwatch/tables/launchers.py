@@ -71,10 +71,7 @@ class Rendezvous(Value, frozen=True, forbid_unknown_fields=True):
 
 
 class NameVariable(Value, frozen=True, forbid_unknown_fields=True):
-    """A variable that contains the name of a job.
-
-    The name is its whole value, or the group of the first pattern that matches.
-    """
+    """A variable with the name of a job: its whole value, or the group of the first pattern that matches."""
 
     variable: str
     patterns: tuple[str, ...] = ()

@@ -1,7 +1,4 @@
-"""Known log lines of NCCL (nccl_messages.toml): their meaning and remedy.
-
-`explain` and the self-test use the table. The table describes its columns.
-"""
+"""Known log lines of NCCL (nccl_messages.toml, which describes its columns): their meaning and remedy."""
 
 from functools import cache
 from typing import Literal, NamedTuple

@@ -96,10 +96,7 @@ def _awaits_process_or_events(scene: Scene, group: Group) -> bool:
 
 
 def _find_outside_collectives(wanted: Callable[[Group], bool]) -> Callable[[Scene], Sequence[Group]]:
-    """Return a function that finds the groups for which `wanted` is true, if all other groups are in collectives.
-
-    Else it returns an empty list.
-    """
+    """Return a function that finds the `wanted` groups; none unless all other groups are in collectives."""
 
     def suspects(scene: Scene) -> Sequence[Group]:
         idle = [group for group in scene.stacked if wanted(group)]
@@ -140,10 +137,7 @@ def _has_thread_in_collective(group: Group) -> bool:
 
 
 def _find_lock_holders(scene: Scene) -> Sequence[Group]:
-    """Return the ranks that hold a file lock for which another rank waits.
-
-    Ranks that wait for their GPU are left out.
-    """
+    """Return the ranks, except any that wait for their GPU, that hold a file lock for which another rank waits."""
     members = scene.grouping.members
     held = {lock_holder(member) for member in members if member.waits.file_lock is not None}
     stacked = (group for group in scene.stacked if group.waits_for != "gpu")

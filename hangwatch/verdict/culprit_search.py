@@ -316,10 +316,7 @@ def _name_by_kernel(lead: Finding) -> Finding | None:
 
 
 def _with_odd_gpu(unnamed: Finding) -> Finding | None:
-    """Return a finding if all ranks wait in one place and one GPU differs; else None.
-
-    The kernel of that GPU may never have begun.
-    """
+    """Return a finding if all ranks wait in one place and one GPU differs: its kernel may never have begun."""
     grouping, odd = unnamed.scene.grouping, unnamed.scene.odd_gpu
     if unnamed.kind != "AllWaiting" or odd is None or len(grouping.members) < grouping.expected_rank_count:
         return None

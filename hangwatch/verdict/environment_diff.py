@@ -55,10 +55,7 @@ def _make_difference(name: str, why: str, by_value: Mapping[str | None, list[Ran
 
 
 def as_evidence(environment: Environment, pointed: Collection[RankId]) -> Iterator[Evidence]:
-    """Yield the differences as evidence.
-
-    The first ones are on ranks in `pointed`: the verdict names or checks these ranks.
-    """
+    """Yield the differences as evidence, first those on ranks in `pointed`, which the verdict names or checks."""
     pids = {(rank.node, rank.rank, rank.pid) for rank in pointed}
 
     def is_about_pointed(difference: Difference) -> bool:

@@ -35,10 +35,7 @@ class Compared(NamedTuple):
 
     @property
     def draws_less(self) -> bool:
-        """True if every suspect draws less than nine tenths of the power of every other rank.
-
-        The values are in watts.
-        """
+        """True if every suspect draws less than nine tenths of the power (watts) of every other rank."""
         return self.is_measured and max(self.suspects) < _POWER_RATIO * min(self.others)
 
     def is_lower(self, gap: float) -> bool:

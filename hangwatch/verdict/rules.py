@@ -109,10 +109,7 @@ def _find_members(scene: Scene, wanted: Callable[[Member], bool]) -> Sequence[Gr
 
 
 def died_first(scene: Scene) -> Sequence[Group]:
-    """Return the ended ranks that died before all others by their crash artifacts.
-
-    These artifacts blame no other rank.
-    """
+    """Return the ended ranks that died before all others by their crash artifacts, and blame no other rank."""
     return keep_groups(
         scene.gone, lambda member: member.died is not None and member.died.is_first and not member.died.of_others
     )

@@ -145,10 +145,7 @@ class Scene(Value, frozen=True, dict=True, eq=False, gc=True):
 
     @cached_property
     def only_roles(self) -> bool:
-        """True if all ranks are in one collective with a root, called from one function.
-
-        They differ only by their role in it.
-        """
+        """True if all ranks are in one collective with a root, called from one function: they differ only by role."""
         callers = [find_caller(group.frames) for group in self.stacked]
         called_by = {frame and (frame.function, stack_frames.short_path(frame.file)) for frame in callers}
         is_same = len({group.operation for group in self.stacked}) == len(called_by) == 1 and None not in called_by
@@ -341,10 +338,7 @@ def is_rooted(group: Group) -> bool:
 
 
 def is_collective(group: Group) -> bool:
-    """True if the group waits for ranks to join the same call.
-
-    False if it waits for a reply, a request or the end of the job.
-    """
+    """True if the group waits for ranks to join the same call, not for a reply, a request or the end of the job."""
     known = activity_table.find_activity(group.activity)
     return group.waits and known.work_is_in != "threads" and not known.leaves_the_job
 

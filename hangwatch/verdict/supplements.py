@@ -7,10 +7,7 @@ from hangwatch.verdict import kinds
 
 
 def complete(verdict: Verdict | None, supplement: Supplement) -> Verdict:
-    """Return the verdict with the facts of a supplement.
-
-    If `verdict` is None, return a verdict with only these facts.
-    """
+    """Return the verdict with the facts of a supplement; without a verdict, one with only these facts."""
     if verdict is None:
         return Verdict.copy_from(supplement, kind="LogsOnly", message=supplement.headline)
     verdict = replace(verdict, evidence=(*verdict.evidence, *supplement.evidence))

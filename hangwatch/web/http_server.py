@@ -23,7 +23,7 @@ from hangwatch import words
 from hangwatch.config import Http
 from hangwatch.errors import TemporaryError, UserError
 from hangwatch.formats import bounded_read
-from hangwatch.metrics import text_format
+from hangwatch.metrics import collector
 from hangwatch.store import Store
 from hangwatch.web.auth import Admission, Rules
 from hangwatch.web.cached_page import Page
@@ -142,10 +142,10 @@ def _takes_gzip(accept_encoding: str) -> bool:
 def _metrics(registry: CollectorRegistry, pool: ThreadPoolExecutor, is_gzipped: bool) -> Page:
     """Return the page of metrics in Prometheus' text format, which every scraper accepts."""
     if not is_gzipped:
-        return Page(text_format.CONTENT_TYPE, lambda: text_format.render(registry), pool)
+        return Page(collector.CONTENT_TYPE, lambda: collector.render(registry), pool)
     headers = {"Content-Encoding": "gzip", "Vary": "Accept-Encoding"}
     # The usual level 9 takes six times the CPU for a page that is a seventh smaller.
-    return Page(text_format.CONTENT_TYPE, lambda: gzip.compress(text_format.render(registry), 1), pool, headers)
+    return Page(collector.CONTENT_TYPE, lambda: gzip.compress(collector.render(registry), 1), pool, headers)
 
 
 class Prepared(NamedTuple):

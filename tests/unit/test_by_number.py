@@ -34,7 +34,7 @@ from hangwatch.model import (
 from hangwatch.stacks import activity_table
 from hangwatch.tools.fleet.merge import merge_all
 from hangwatch.verdict import judge
-from hangwatch.verdict.frozen_calls import with_frozen_ranks
+from hangwatch.verdict.diagnosis import with_frozen_ranks
 from hangwatch.verdict.permanence import find_permanent, find_waiting
 from tests import samples
 from tests.samples import change_parts

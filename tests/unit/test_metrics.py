@@ -23,7 +23,7 @@ from hangwatch.config import Detector
 from hangwatch.detector import job_watch
 from hangwatch.detector.power_level import GpuPower
 from hangwatch.detector.watch_parts import Silence
-from hangwatch.metrics import text_format
+from hangwatch.metrics import collector
 from hangwatch.metrics.texts import LABEL_LENGTH, sentence_label
 from hangwatch.model import (
     CheckResult,
@@ -105,7 +105,7 @@ def rank_rows(board: Board) -> list[str]:
 def scrape(board: Board) -> str:
     own = CollectorRegistry()
     own.register(metrics.BoardCollector(board, lambda: NOW, Detector(), lambda: UNIX_NOW))
-    return text_format.render(own).decode()
+    return collector.render(own).decode()
 
 
 def test_closed_incident_is_no_longer_exported() -> None:
@@ -188,7 +188,7 @@ def test_text_of_a_scrape_equals_that_of_the_client_library(value: float, label:
 
     registry = CollectorRegistry()
     registry.register(Families())
-    assert text_format.render(registry) == generate_latest(registry)
+    assert collector.render(registry) == generate_latest(registry)
 
 
 @pytest.mark.golden

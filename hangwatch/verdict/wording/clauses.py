@@ -37,10 +37,7 @@ _SINGULAR = (("is ", "are "), ("has ", "have "), ("waits ", "wait "), ("sleeps",
 
 
 def describe_activity(group: Group, *, several: bool = False) -> str:
-    """Return a clause on the activity of a group: "is loading data (DataLoader)".
-
-    With `several` the verb is plural: "are loading data (DataLoader)".
-    """
+    """Return a clause on the activity of a group: "is loading data (DataLoader)"; with `several`, "are ..."."""
     if group.members and all(member.is_stopped for member in group.members):
         return f"{'are' if several else 'is'} {describe_stop(group.members)}"
     worker = find_busy_worker(group)
@@ -129,10 +126,7 @@ def _describe_store_wait(group: Group) -> str | None:
 
 
 def describe_sleep(group: Group) -> str | None:
-    """Return a clause if measurements show that all ranks sleep.
-
-    None if they do not, or if their stacks wait for ranks.
-    """
+    """Return a clause if measurements show that all ranks sleep; None if not, or if their stacks wait for ranks."""
     sleeps = [member.stack.sleep for member in group.members]
     latest = max(filter(None, sleeps), key=lambda sleep: sleep.until_unix_seconds, default=None)
     if group.waits_for == "ranks" or latest is None or None in sleeps:
@@ -315,10 +309,7 @@ def _is_operation(frame: Frame, group: Group) -> bool:
 
 
 def places(frames: Sequence[Frame]) -> str:
-    """Return the file and the lines of frames in one function: "train.py:38 or 40".
-
-    If there are more than three lines, return the file alone.
-    """
+    """Return the file and lines of frames in one function: "train.py:38 or 40"; above three lines the file alone."""
     lines = sorted({frame.line for frame in frames if frame.line is not None})
     if len(lines) < 2 or len({frame.place for frame in frames}) > 1:
         return place(frames[0])

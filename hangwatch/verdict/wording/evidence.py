@@ -97,10 +97,7 @@ def on_named(suspects: Sequence[Group], others: Sequence[Group]) -> Iterator[Evi
 
 
 def context(grouping: Grouping) -> Iterator[Evidence]:
-    """Yield evidence for a verdict that names no rank.
-
-    It shows the groups, other threads, a GPU with a different utilization, and missing ranks.
-    """
+    """Yield the groups, other threads, a GPU that differs and missing ranks, for a verdict that names no rank."""
     groups = grouping.groups
     for group in groups[:6]:
         yield _evidence("group", group.members, f"{_who(group.members)}: {_shows(group)}")

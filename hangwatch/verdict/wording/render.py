@@ -70,10 +70,7 @@ def _check_first(finding: Finding, text: str, settle: str) -> str:
 
 
 def _explain_check(finding: Finding, member: Member, text: str) -> str:
-    """Return the reason to check a rank first.
-
-    It is `text` unless the ranks differ only by a GPU, a stuck task or a call that no rank ends.
-    """
+    """Return the reason to check a rank first: `text` unless ranks differ only by a GPU, a stuck task or a call."""
     if finding.by_numbers or finding.rule is not None:
         return text
     if finding.odd_gpu is not None:

@@ -236,10 +236,7 @@ def _describe_program(ranks: Sequence[int], pending: PendingOperation) -> str:
 
 
 def all_joined(finding: Finding) -> str:
-    """Return the headline for operations that all ranks have joined.
-
-    Then no rank's CPU is late, but a GPU may be stuck.
-    """
+    """Return the headline for operations that all ranks have joined: no CPU is late, but a GPU may be stuck."""
     pending, odd = finding.answer.graph.pending, finding.odd_gpu
     joined = (
         f"All ranks have joined {_name_operations(pending)}{_describe_duration(pending[0], ', open for ')}"
@@ -277,10 +274,7 @@ def records_only(finding: Finding) -> str:
 
 
 def contradiction(finding: Finding) -> str:
-    """Return the headline for suspects that are not named because they have joined the operations.
-
-    The sequence numbers show that they have joined.
-    """
+    """Return the headline for suspects that are not named: sequence numbers show that they have joined."""
     ids = [member.id for member in finding.members]
     it_has = words.agree(ids, "it has", "they have")
     joined = _name_operations(finding.answer.graph.pending)

@@ -49,9 +49,9 @@ NO_EXTRA_TIME = Starvation()
 class Child:
     """A child process and our ends of its pipes.
 
-    One thread uses it; any thread may call `kill`. The child runs in `/`, so that it keeps no mount busy. It inherits
-    only the descriptors `pass_fds`. Its environment holds only PATH and RUST_BACKTRACE, unless `environ` is given. With
-    `own_session` it does not receive our Ctrl-C, and `kill` also ends its children.
+    One thread uses it; any thread may call `kill`. The child runs in `/`, so that it keeps no mount busy. Its
+    environment holds only PATH and RUST_BACKTRACE, unless `environ` is given. With `own_session` it does not receive
+    our Ctrl-C, and `kill` also ends its children.
     """
 
     def __init__(
@@ -62,7 +62,6 @@ class Child:
         has_input: bool = False,
         errors: int | None = subprocess.DEVNULL,
         own_session: bool = False,
-        pass_fds: Sequence[int] = (),
     ) -> None:
         """Start the child. Raises OSError.
 
@@ -77,7 +76,6 @@ class Child:
             cwd="/",
             env={"PATH": os.environ.get("PATH", ""), "RUST_BACKTRACE": "0"} if environ is None else environ,
             start_new_session=own_session,
-            pass_fds=pass_fds,
         )
         self.pid = self._process.pid
         self._own_session = own_session

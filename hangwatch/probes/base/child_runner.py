@@ -61,10 +61,7 @@ class AbandonedChildren:
             return True
 
     def end(self, share: str, target: Hashable, stuck: Child | None) -> None:
-        """Release the place of a child. `stuck` is the child if it could not be killed, else None.
-
-        A child that could not be killed is kept as abandoned.
-        """
+        """Release the place of a child. `stuck` is the child if it could not be killed: it is kept as abandoned."""
         with self._freed:
             self._running[share] -= 1
             if stuck is not None:
@@ -142,10 +139,7 @@ class Runner:
         self._keeps_part, self._most_memory_bytes = keeps_part, most_memory_bytes
 
     def refusal(self, target: ProcessId | None = None) -> Fault | None:
-        """Return a fault if an abandoned child for this process still hangs, else None.
-
-        While it hangs, no new child starts for this process.
-        """
+        """Return a fault if an abandoned child for this process still hangs: then no new one may start for it."""
         stuck = self.abandoned.pid_for(target)
         return None if stuck is None else self._stuck(self._subject(target), stuck)
 
@@ -161,7 +155,6 @@ class Runner:
         deadline_seconds: float,
         stop: threading.Event | None = None,
         question: bytes | None = None,
-        pass_fds: Sequence[int] = (),
         environ: Mapping[str, str] | None = None,
     ) -> Printed | Fault:
         """Run `command` once, with `question` on its stdin. `environ` is as in `Child`.
@@ -184,7 +177,6 @@ class Runner:
                 has_input=question is not None,
                 errors=subprocess.STDOUT if self._keeps_part else subprocess.PIPE,
                 own_session=self._keeps_part,
-                pass_fds=pass_fds,
             )
             try:
                 child.bound_memory(self._most_memory_bytes)

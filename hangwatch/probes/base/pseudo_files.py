@@ -68,6 +68,12 @@ def names(folder: Path, subject: str) -> tuple[str, ...] | Fault | None:
         return fault_of(error, subject, str(folder))
 
 
+def names_or_empty(folder: Path) -> tuple[str, ...]:
+    """Return the sorted names in a folder; empty if it cannot be read."""
+    found = names(folder, "")
+    return found if isinstance(found, tuple) else ()
+
+
 def fault_of(error: OSError, subject: str, path: str) -> Fault | None:
     """Convert an error of the kernel: None if it means "absent", else a Fault."""
     if error.errno in ABSENT:

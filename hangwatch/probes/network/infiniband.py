@@ -69,10 +69,7 @@ class Ports(Value, frozen=True):
 
 
 class Traffic:
-    """A reader of traffic counters in a thread, because the driver of a broken adapter may not respond.
-
-    At most one thread reads.
-    """
+    """A reader of traffic counters in at most one thread, because the driver of a broken adapter may not respond."""
 
     def __init__(self, deadline_seconds: float = TRAFFIC_DEADLINE_SECONDS) -> None:
         self._deadline_seconds = deadline_seconds
@@ -80,10 +77,7 @@ class Traffic:
         self._reading: Future[tuple[PortCounters, ...]] | None = None
 
     def read(self, sys_root: Path) -> tuple[PortCounters, ...]:
-        """Return all ports with traffic counters; empty if there are none.
-
-        It is also empty if a driver did not respond by the deadline.
-        """
+        """Return all ports with traffic counters; empty if there are none, or a driver did not respond in time."""
         if not self._lock.acquire(timeout=self._deadline_seconds):
             return ()
         try:
@@ -99,7 +93,7 @@ class Traffic:
 
 def _port_counters(sys_root: Path) -> Iterator[PortCounters]:
     root = sys_root / "class" / "infiniband"
-    for device, number, folder in _port_folders(root, pseudo_files.names(root, "infiniband")):
+    for device, number, folder in _port_folders(root, pseudo_files.names_or_empty(root)):
         files = (pseudo_files.read(folder / "counters" / name, name) for name in TRAFFIC_COUNTERS)
         counts = [count for count in map(pseudo_files.number, files) if count is not None]
         if len(counts) == len(TRAFFIC_COUNTERS):
@@ -128,7 +122,6 @@ def read(sys_root: Path) -> Ports | Fault | None:
 def adapters(sys_root: Path) -> tuple[Adapter, ...]:
     """Return all adapters with their firmware, sorted by name."""
     root = sys_root / "class" / "infiniband"
-    devices = pseudo_files.names(root, "infiniband")
     return tuple(
         Adapter(
             device=device,
@@ -137,15 +130,15 @@ def adapters(sys_root: Path) -> tuple[Adapter, ...]:
                 " ".join(pseudo_files.read_or_empty(root / device / name) for name in ("hca_type", "board_id")).split()
             ),
         )
-        for device in (sorted(devices) if isinstance(devices, tuple) else ())
+        for device in pseudo_files.names_or_empty(root)
     )
 
 
-def _port_folders(root: Path, devices: tuple[str, ...] | Fault | None) -> Iterator[tuple[str, int, Path]]:
+def _port_folders(root: Path, devices: tuple[str, ...]) -> Iterator[tuple[str, int, Path]]:
     """Yield device, number and folder of each port."""
-    for device in devices if isinstance(devices, tuple) else ():
-        names = pseudo_files.names(root / device / "ports", "infiniband")
-        numbers = [int(name) for name in names if name.isdecimal()] if isinstance(names, tuple) else []
+    for device in devices:
+        names = pseudo_files.names_or_empty(root / device / "ports")
+        numbers = [int(name) for name in names if name.isdecimal()]
         yield from ((device, number, root / device / "ports" / str(number)) for number in sorted(numbers))
 
 

@@ -36,8 +36,7 @@ def read_facts(driver_version: str | None) -> tuple[tuple[str, str], ...]:
 
 def _count_cores() -> int:
     """Return the number of physical cores, 0 if unknown. The CPUs of one core have the same siblings."""
-    names = pseudo_files.names(_CPUS, "CPUs")
-    cpus = [name for name in names if name[3:].isdecimal()] if isinstance(names, tuple) else []
+    cpus = [name for name in pseudo_files.names_or_empty(_CPUS) if name[3:].isdecimal()]
     siblings = {pseudo_files.read_or_empty(_CPUS / cpu / "topology/thread_siblings_list") for cpu in cpus}
     return len(siblings - {""})
 

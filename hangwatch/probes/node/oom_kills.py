@@ -81,7 +81,6 @@ class OomLog:
         self._summary: OomKill | None = None  # by a line before the kill, which has no comm; pid 0: a whole group
         self._kept: OrderedDict[tuple[Limit, str], deque[OomKill]] = OrderedDict()
         self._counts: Counter[tuple[str, Limit]] = Counter()
-        self._result: OomKills | None = None  # cached until the next kill
 
     def read_line(self, text: str, boot_seconds: float) -> None:
         """Parse the text of a log line, and keep the kill that it reports, if any."""
@@ -122,7 +121,6 @@ class OomLog:
         )
 
     def _keep(self, kill: OomKill) -> None:
-        self._result = None
         key = (kill.limit, kill.owner)
         self._kept.setdefault(key, deque(maxlen=KILLS_KEPT)).append(kill)
         self._kept.move_to_end(key)
@@ -133,11 +131,9 @@ class OomLog:
 
     def kills(self) -> OomKills:
         """Return the kept kills and the totals."""
-        if self._result is None:
-            kills = sorted((kill for kept in self._kept.values() for kill in kept), key=lambda kill: kill.boot_seconds)
-            counts = tuple((*key, count) for key, count in sorted(self._counts.items()))
-            self._result = OomKills(kills=tuple(kills), counts=counts)
-        return self._result
+        kills = sorted((kill for kept in self._kept.values() for kill in kept), key=lambda kill: kill.boot_seconds)
+        counts = tuple((*key, count) for key, count in sorted(self._counts.items()))
+        return OomKills(kills=tuple(kills), counts=counts)
 
 
 def _parse_summary(text: str, boot_seconds: float) -> OomKill | None:
@@ -150,10 +146,7 @@ def _parse_summary(text: str, boot_seconds: float) -> OomKill | None:
 
 
 def read_kill_count(proc_root: Path) -> int | Fault | None:
-    """Return the number of OOM kills since boot, at any limit: `oom_kill` of /proc/vmstat.
-
-    None before Linux 4.13, which has no such counter.
-    """
+    """Return the number of OOM kills since boot, at any limit: `oom_kill` of /proc/vmstat; None before Linux 4.13."""
     text = pseudo_files.read(proc_root / "vmstat", "OOM kills")
     if not isinstance(text, str):
         return text

@@ -1,5 +1,6 @@
 """Read the PCI bus from /sys: positions of devices, their drivers, and obstacles to peer-to-peer traffic."""
 
+import itertools
 import re
 import struct
 from collections.abc import Iterable
@@ -75,12 +76,8 @@ def distance(device: PciPath, other: PciPath) -> str:
 
 
 def _shared_steps(device: PciPath, other: PciPath) -> int:
-    shared = 0
-    for left, right in zip(device.steps, other.steps, strict=False):
-        if left != right:
-            break
-        shared += 1
-    return shared
+    pairs = zip(device.steps, other.steps, strict=False)
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 def steps_below_switch(device: PciPath, other: PciPath) -> tuple[str, ...]:
@@ -92,14 +89,14 @@ def steps_below_switch(device: PciPath, other: PciPath) -> tuple[str, ...]:
 def nics(sys_root: Path) -> tuple[Nic, ...]:
     """Return the RDMA devices on the PCI bus, sorted by name."""
     folder = sys_root / "class/infiniband"
-    paths = ((name, _path(folder / name / "device")) for name in _names(folder))
+    paths = ((name, _path(folder / name / "device")) for name in pseudo_files.names_or_empty(folder))
     return tuple(Nic(name=name, path=path) for name, path in paths if path is not None)
 
 
 def nvme_disks(sys_root: Path) -> dict[str, str]:
     """Return PCI address -> name of the NVMe disks in this machine, without those that the driver gave up (`dead`)."""
     folder = sys_root / "class/nvme"
-    paths = ((name, _path(folder / name / "device")) for name in _names(folder))
+    paths = ((name, _path(folder / name / "device")) for name in pseudo_files.names_or_empty(folder))
     return {
         path.address: name
         for name, path in paths
@@ -134,19 +131,17 @@ def nvidia_uuids(proc_root: Path) -> dict[str, str]:
     """
     folder = proc_root / "driver" / "nvidia" / "gpus"
     matches = (
-        (name, _UUID.search(pseudo_files.read_or_empty(folder / name / "information"))) for name in _names(folder)
+        (name, _UUID.search(pseudo_files.read_or_empty(folder / name / "information")))
+        for name in pseudo_files.names_or_empty(folder)
     )
     return {xids.shorten_address(name): match[1] for name, match in matches if match is not None}
 
 
 def _nvidia_devices(sys_root: Path) -> Iterable[Path]:
     folder = sys_root / "bus/pci/devices"
-    return (folder / name for name in _names(folder) if _number(folder / name / "vendor") == NVIDIA)
-
-
-def _names(folder: Path) -> tuple[str, ...]:
-    names = pseudo_files.names(folder, "PCI bus")
-    return names if isinstance(names, tuple) else ()
+    return (
+        folder / name for name in pseudo_files.names_or_empty(folder) if _number(folder / name / "vendor") == NVIDIA
+    )
 
 
 def iommu_translates(sys_root: Path, address: str) -> bool | None:

@@ -41,23 +41,20 @@ def answer(question: dict[str, Any]) -> dict[str, Any]:
     try:
         with open_file(question) as file:
             status = os.fstat(file.fileno())
-            metadata = {"unix_seconds": status.st_mtime, "bytes": status.st_size}
             if question["kind"] == "core":
-                return metadata | _core(file)
+                return {"unix_seconds": status.st_mtime, **_core(file)}
             if question["kind"] == "end":
                 file.seek(max(0, status.st_size - question["most_bytes"]))
-                return metadata | {"content": file.read(question["most_bytes"]).decode("utf-8", "replace")}
-            content = bounded_read.read_rest(file, question["path"], question["most_bytes"])
-            return metadata | {"content": content.decode("utf-8", "replace")}
+                content = file.read(question["most_bytes"])
+            else:
+                content = bounded_read.read_rest(file, question["path"], question["most_bytes"])
+            return {"content": content.decode("utf-8", "replace")}
     except bounded_read.FileError as error:
         return {"refused": "" if error.errno == errno.ENOENT else str(error)}
 
 
 def _core(file: BinaryIO) -> dict[str, Any]:
-    """Return pid and signal from the first NT_PRSTATUS, which is of the thread that died.
-
-    See elf(5), linux/elfcore.h.
-    """
+    """Return pid and signal from the first NT_PRSTATUS (linux/elfcore.h), which is of the thread that died."""
     segments = _segments(file)
     if not segments:
         return {"refused": "is not a 64-bit ELF core"}

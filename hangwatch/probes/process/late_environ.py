@@ -41,8 +41,7 @@ class LateEnvironments:
         """Return the processes that have set variables, by pid, with all their variables.
 
         `scanned` are the processes for which `may_set_rank` is true, each with a value that changes at execve(2).
-        Reading takes about `seconds`.
-        Owners take turns, and processes with a GPU come first.
+        Reading takes about `seconds`. Owners take turns, and processes with a GPU come first.
         """
         now = time.monotonic()
         earlier_candidates, self._candidates = self._candidates, {}
@@ -121,7 +120,6 @@ class _Candidate:
         self.place: Place | None = None
         self.pause = GrowingPause()
         self._variables: dict[str, str] = {}
-        self._merged: tuple[Process, Process] | None = None
 
     def is_of(self, process: Process, program: int | str) -> bool:
         """True if this is the same process, and it has not executed another program."""
@@ -134,14 +132,11 @@ class _Candidate:
 
     def set_variables(self, variables: dict[str, str]) -> None:
         """Take the variables of a reading. A process with rank, world size and address is not read again."""
-        self._variables, self._merged = variables, None
+        self._variables = variables
         if launchers.has_whole_slot(variables):
             self.pause = GrowingPause(float("inf"))
 
     def merged(self) -> Process:
         """Return the process with its libraries and all its variables, those of now before those of its start."""
         libraries = self.modules.libraries if self.modules else ()
-        if self._merged is None or self._merged[0] is not self.source or self._merged[1].libraries != libraries:
-            environ = {**self.source.environ, **self._variables}
-            self._merged = self.source, replace(self.source, environ=environ, libraries=libraries)
-        return self._merged[1]
+        return replace(self.source, environ={**self.source.environ, **self._variables}, libraries=libraries)

@@ -54,10 +54,7 @@ def read_counters(pid: int, proc_root: Path, thread: int | None = None) -> Threa
 
 
 def read_call(pid: int, proc_root: Path, thread: int | None = None) -> SystemCall | None:
-    """Return the system call that the main thread (or `thread`) is in, with its descriptors.
-
-    None if the thread runs in user space, or if its call may not be read.
-    """
+    """Return the call of the main thread (or `thread`) with its descriptors; None in user space or if not readable."""
     folder = proc_root / str(pid)
     call = system_calls.read(pid, proc_root, thread)
     if call is None:
@@ -77,8 +74,7 @@ def read_call(pid: int, proc_root: Path, thread: int | None = None) -> SystemCal
 
 def list_other_threads(pid: int, proc_root: Path, most: int) -> tuple[int, ...]:
     """Return the ids of the threads besides the main thread: at most `most`, the youngest first."""
-    names = pseudo_files.names(proc_root / str(pid) / "task", f"pid {pid}")
-    threads = (int(name) for name in names if name.isdecimal()) if isinstance(names, tuple) else ()
+    threads = map(int, procfs.list_pids(f"{proc_root}/{pid}/task"))
     return tuple(sorted((thread for thread in threads if thread != pid), reverse=True)[:most])
 
 
@@ -153,10 +149,7 @@ _DESCRIPTORS: dict[str, Callable[[Path, int, int], tuple[int, ...]]] = {
 
 
 def _memory(folder: Path, address: int, count: int) -> bytes:
-    """Return `count` bytes of a process's memory; empty if they cannot be read.
-
-    Reading needs the same rights as py-spy, and pauses no thread.
-    """
+    """Return `count` bytes of a process's memory; empty if they cannot be read, which needs the rights of py-spy."""
     if not address or not count:
         return b""
     raw = process_memory.SHARED.read(folder / "mem", address, count)

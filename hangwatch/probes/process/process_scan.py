@@ -111,8 +111,6 @@ class ProcessScan:
         self._late_owners = frozenset(late_owners)
         read = [(entry.process, entry.program) for entry in self._entries.values() if entry.may_set_rank]
         late = self._late_environments.add_to(read, gpu_pids, share_of, budget_seconds / 4)
-        if not late:
-            return tuple(entry.process for entry in self._entries.values())
         return tuple(late.get(pid, entry.process) for pid, entry in self._entries.items())
 
     def _read_stats(self) -> Iterator[tuple[int, Stat | Process]]:
@@ -240,10 +238,7 @@ def _with_owner(root: str, entry: _Entry) -> _Entry:
 
 
 def _read_process(root: str, stat: Stat, entry: _Entry) -> _Entry:
-    """Read a process. Read it again if it executed another program meanwhile.
-
-    Otherwise the result would mix both programs.
-    """
+    """Read a process, again if it executed another program meanwhile: the result must not mix both programs."""
     for _ in range(_MOST_READS):
         found = _read_once(root, stat, entry)
         now = read_stat(f"{root}/{stat.pid}")
@@ -304,17 +299,11 @@ def _faults(pid: int, answer: Environment | OSError) -> tuple[Fault, ...]:
     if isinstance(answer, OSError) or answer.complete or not launchers.RANKS.isdisjoint(answer.variables):
         return ()
     detail = f"{path} is too large: the {environment.READ_BYTES >> 10} KiB that hangwatch reads contain no rank"
-    return (
-        Fault(
-            subject=f"pid {pid}", reason="TooLarge", detail=detail, remedy="unset variables that the job does not need"
-        ),
-    )
+    remedy = "unset variables that the job does not need"
+    return (Fault(subject=f"pid {pid}", reason="TooLarge", detail=detail, remedy=remedy),)
 
 
 @functools.lru_cache(maxsize=64)  # the workers of a rank have the same
 def _parse_cmdline(raw: bytes) -> tuple[str, ...]:
-    return (
-        tuple(printable(part) for part in raw.rstrip(b"\0").split(b"\0", _ARGUMENTS_KEPT)[:_ARGUMENTS_KEPT])
-        if raw
-        else ()
-    )
+    parts = raw.rstrip(b"\0").split(b"\0", _ARGUMENTS_KEPT)[:_ARGUMENTS_KEPT]
+    return tuple(printable(part) for part in parts) if raw else ()

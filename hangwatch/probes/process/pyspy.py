@@ -106,9 +106,8 @@ def dump(
     fault = _refusal(pid, before, program, known_version)
     if fault is not None or program is None or before is None:
         return PyspyAnswer(json=None, fault=fault, duration_seconds=0.0, state_after=before and before[1])
-    may_pause = mode.may_pause
-    if known_version == SILENT:  # an old version could leave the target stopped; reading alone does no harm
-        may_pause = False
+    # An old version could leave the target stopped; reading alone does no harm.
+    may_pause = mode.may_pause and known_version != SILENT
     options = ("--locals",) if mode.include_locals else ()
     call = _Call(program, before[0], share or f"uid {procfs.read_user_id(pid, proc_root)}", options, stop, proc_root)
     was_stopped = before[1] in STOPPED_STATES or procfs.is_stop_pending(pid, proc_root)

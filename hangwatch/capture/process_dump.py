@@ -33,7 +33,7 @@ from hangwatch.probes.base import filesystems, procfs
 from hangwatch.probes.process import (
     blocked_call,
     call_timeout,
-    cgroup_freezer,
+    control_groups,
     credentials,
     dump_obstacles,
     file_locks,
@@ -116,7 +116,7 @@ class ProcessDumper(NamedTuple):
             waits=replace(
                 dump.waits,
                 file_lock=dump.waits.file_lock or self._find_polled_lock(target, dump, threads),
-                frozen_cgroup=cgroup_freezer.frozen_cgroup(
+                frozen_cgroup=control_groups.frozen_cgroup(
                     target.pid, counters.state, counters.wchan, proc_root, self.request.paths.sys_root
                 ),
                 tracer=_tracer(target.pid, proc_root) if counters.state in STOPPED_STATES else None,

@@ -6,13 +6,13 @@ from pathlib import Path
 from hangwatch.collectives.rank_differences import RankLoad
 from hangwatch.model import GpuSweep, Rank, sum_all
 from hangwatch.probes.base import procfs
-from hangwatch.probes.process import cpu_quota, main_thread
+from hangwatch.probes.process import control_groups, main_thread
 
 MOST_WORKERS = 64
 
 
 def read_load(
-    rank: Rank, sweep: GpuSweep | None, proc_root: Path = procfs.PROC, sys_root: Path = cpu_quota.SYS
+    rank: Rank, sweep: GpuSweep | None, proc_root: Path = procfs.PROC, sys_root: Path = Path("/sys")
 ) -> RankLoad:
     """Return the counters of a rank now, with those of its first 64 workers, and the clocks in this GPU sample."""
     thread = main_thread.read_counters(rank.id.pid, proc_root)
@@ -25,7 +25,7 @@ def read_load(
     return RankLoad(
         read_monotonic_seconds=time.monotonic(),
         delay_seconds=None if thread is None else thread.delay_seconds,
-        throttled_seconds=cpu_quota.read_throttled_seconds(rank.id.pid, proc_root, sys_root),
+        throttled_seconds=control_groups.read_throttled_seconds(rank.id.pid, proc_root, sys_root),
         io_bytes=None if thread is None else thread.io_bytes,
         faulted_bytes=None if thread is None else thread.faulted_bytes,
         swap_bytes=procfs.read_swap_bytes(rank.id.pid, proc_root),

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from hangwatch.probes.process import cgroup_freezer
+from hangwatch.probes.process import control_groups
 
 
 def tree(root: Path, cgroup: str, **files: str) -> tuple[Path, Path]:
@@ -48,8 +48,8 @@ V1 = "6:freezer:/slurm/job_1\n1:name=systemd:/\n0::/\n"
 def test_frozen_cgroup_is_found(
     tmp_path: Path, name: str, cgroup: str, files: dict[str, str], state: str, wchan: str | None, expected: str | None
 ) -> None:
-    assert cgroup_freezer.frozen_cgroup(7, state, wchan, *tree(tmp_path, cgroup, **files)) == expected, name
+    assert control_groups.frozen_cgroup(7, state, wchan, *tree(tmp_path, cgroup, **files)) == expected, name
 
 
 def test_frozen_cgroup_of_an_ended_process_is_none(tmp_path: Path) -> None:
-    assert cgroup_freezer.frozen_cgroup(7, "S", "get_signal", tmp_path, tmp_path) is None
+    assert control_groups.frozen_cgroup(7, "S", "get_signal", tmp_path, tmp_path) is None

@@ -8,7 +8,7 @@ import pytest
 from hangwatch.collectives.rank_differences import RankLoad, find_differences
 from hangwatch.model import ProcessId
 from hangwatch.probes.base import procfs
-from hangwatch.probes.process import cpu_quota
+from hangwatch.probes.process import control_groups
 
 RANKS = [ProcessId(pid=100 + rank, start_ticks=1) for rank in range(4)]
 WORKERS = (ProcessId(pid=200, start_ticks=1),)
@@ -85,13 +85,13 @@ def test_throttled_time_is_that_of_all_groups_upwards(tmp_path: Path) -> None:
     (proc / "7/cgroup").write_text("0::/jobs/one\n")
     (groups / "jobs/cpu.stat").write_text("usage_usec 9\nnr_throttled 3\nthrottled_usec 500000\n")
     (groups / "jobs/one/cpu.stat").write_text("usage_usec 9\nthrottled_usec 1500000\n")
-    assert cpu_quota.read_throttled_seconds(7, proc, tmp_path / "sys") == 2.0
+    assert control_groups.read_throttled_seconds(7, proc, tmp_path / "sys") == 2.0
     (proc / "8/cgroup").write_text("9:memory:/jobs\n4:cpu,cpuacct:/jobs\n0::/\n")
     (groups / "cpu/jobs/cpu.stat").write_text("nr_throttled 3\nthrottled_time 250000000\n")
-    assert cpu_quota.read_throttled_seconds(8, proc, tmp_path / "sys") == 0.25
+    assert control_groups.read_throttled_seconds(8, proc, tmp_path / "sys") == 0.25
     (groups / "cpu/jobs/cpu.stat").unlink()
-    assert cpu_quota.read_throttled_seconds(8, proc, tmp_path / "sys") is None
-    assert cpu_quota.read_throttled_seconds(9, proc, tmp_path / "sys") is None
+    assert control_groups.read_throttled_seconds(8, proc, tmp_path / "sys") is None
+    assert control_groups.read_throttled_seconds(9, proc, tmp_path / "sys") is None
 
 
 def test_swap_of_a_real_process_is_read() -> None:

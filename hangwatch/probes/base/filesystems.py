@@ -161,10 +161,7 @@ def written_bytes(mount: Mount, pid: int, proc_root: Path, sys_root: Path) -> in
 
 
 def dirty_bytes(proc_root: Path) -> int | None:
-    """Return the bytes that this node must still write to storage, or is writing; None if unknown.
-
-    The sources are the rows Dirty and Writeback of /proc/meminfo.
-    """
+    """Return Dirty and Writeback of /proc/meminfo: the bytes still to be written to storage; None if unknown."""
     lines = pseudo_files.read_or_empty(proc_root / "meminfo").splitlines()
     rows = dict(line.split(":", 1) for line in lines if ":" in line)
     found = [rows[name].split()[0] for name in ("Dirty", "Writeback") if rows.get(name, "").split()]
@@ -172,10 +169,7 @@ def dirty_bytes(proc_root: Path) -> int | None:
 
 
 def is_network(mount: Mount, also: Iterable[str] = ()) -> bool:
-    """True if another machine serves the file system, directly or through a process of this node.
-
-    `also` are additional types of such file systems.
-    """
+    """True if another machine, or a process of this node, serves the file system. `also` are further such types."""
     named = mount.type in NETWORK_TYPES or mount.type in also
     return named or (mount.type.startswith("fuse.") and mount.type not in _LOCAL_FUSE)
 
@@ -245,13 +239,13 @@ class FilesystemReader:
                     mount.device, own_mount.path if own_mount else self._reachable_path(proc_root, pid, mount)
                 )
         spaces = self.read_space(list(paths.values()), deadline_seconds)
-        faults = {path: space.reason for path, space in spaces.items() if isinstance(space, Fault)}
-        silent_devices = {device for device, path in paths.items() if faults.get(path) == "NoAnswer"}
-        silent_mounts = {
-            pid: next((mount for mount in mounted if mount.device in silent_devices), None)
+        silent = {path for path, space in spaces.items() if isinstance(space, Fault) and space.reason == "NoAnswer"}
+        return {
+            pid: mount
             for pid, mounted in mounts_of.items()
+            for mount in reversed(mounted)  # so that the first one stays
+            if paths[mount.device] in silent
         }
-        return {pid: mount for pid, mount in silent_mounts.items() if mount is not None}
 
     def _reachable_path(self, proc_root: Path, pid: int, mount: Mount) -> str:
         """Return a path on a mount that process `pid` sees, through the root of that process.

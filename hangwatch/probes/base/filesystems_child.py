@@ -40,10 +40,7 @@ def answer(kind: str, path: str) -> dict[str, object]:
 
 
 def mapped_devices(path: str) -> list[str]:
-    """Return the file systems of the files in /proc/PID/maps, as major:minor like mountinfo.
-
-    The file system of the program is the first.
-    """
+    """Return the file systems of mapped files (/proc/PID/maps), as major:minor; that of the program is the first."""
     with open(path, "rb") as maps:  # noqa: PTH123 - started often: no pathlib here
         rows = [line.split(None, 5) for line in maps]
     named = [row[3].decode() for row in rows if len(row) == 6 and row[5].startswith(b"/") and row[4] != b"0"]

@@ -112,10 +112,7 @@ class NvmlSampler:
             self._thread.join(2 * REAP_SECONDS)
 
     def latest(self) -> GpuSweep | None:
-        """Return the last sweep, however old; None before the first one.
-
-        Its age is the difference of `taken_monotonic_seconds` and the clock.
-        """
+        """Return the last sweep, however old; None before the first one."""
         return self._latest
 
     def wait_for_sweep(self, deadline_seconds: float) -> GpuSweep | None:

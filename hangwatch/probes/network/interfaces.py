@@ -189,10 +189,7 @@ _REASONS = {
 
 
 def connect(address: str, port: int, deadline_seconds: float) -> Fault | None:
-    """Open a TCP connection, and close it at once without sending.
-
-    Return None if the other end accepts, else a fault.
-    """
+    """Open a TCP connection and close it without sending. Return None if the other end accepts, else a fault."""
     try:
         socket.create_connection((address, port), timeout=deadline_seconds).close()
     except OSError as error:

@@ -22,10 +22,7 @@ _CLONE_NEWNET = 0x40000000
 
 
 def open_channel(pid: int, proc_root: Path) -> socket.socket:
-    """Return a socket for requests about the network namespace of a process.
-
-    Raises OSError if that is not permitted.
-    """
+    """Return a socket for requests about the network namespace of a process. Raises OSError if not permitted."""
     space = f"{proc_root}/{pid}/ns/net"
     is_ours = os.readlink(space) == os.readlink("/proc/self/ns/net")  # noqa: PTH115 - magic links, no paths
     return _open() if is_ours else _open_within(space)

@@ -117,10 +117,7 @@ class Readers:
         batch.ended.set()
 
     def _abandon(self, batch: _Batch[Answer], thread: threading.Thread) -> bool:
-        """Abandon the thread if it hangs.
-
-        Return True if it is abandoned. A thread that waits for a CPU does not hang.
-        """
+        """Abandon the thread if it hangs, and return True then. A thread that waits for a CPU does not hang."""
         with self._lock:
             seconds = time.monotonic() - batch.began_monotonic_seconds
             if seconds >= self._deadline_seconds and not batch.ended.is_set() and not _is_runnable(thread):

@@ -37,8 +37,7 @@ def read_counters(pid: int, proc_root: Path, thread: int | None = None) -> Threa
     if len(fields) < 13 or not status:
         return None
     minor_faults, major_faults = int(fields[7]), int(fields[9])
-    ticks = os.sysconf("SC_CLK_TCK")
-    user_seconds, system_seconds = int(fields[11]) / ticks, int(fields[12]) / ticks
+    user_seconds, system_seconds = (int(field) / procfs.TICKS_PER_SECOND for field in fields[11:13])
     on_core = sched.split()
     switches = dict(line.split(":", 1) for line in status.splitlines() if "ctxt_switches:" in line)
     return ThreadCounters(

@@ -30,10 +30,7 @@ Read = Callable[[int, int], bytes]
 
 
 def walk(address: int, stack: int, mapped: Sequence[Mapping], read: Read) -> Iterator[Mapping | None]:
-    """Yield the mapping with the code of each frame, innermost first.
-
-    None at the end means that the rest is unknown.
-    """
+    """Yield the mapping with the code of each frame, innermost first; None at the end if the rest is unknown."""
     registers = {_RSP: stack}
     for depth in range(MOST_FRAMES):
         code = next((each for each in mapped if b"x" in each.permissions and each.start <= address < each.end), None)

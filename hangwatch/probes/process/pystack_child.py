@@ -42,10 +42,7 @@ def plain(text: Any) -> str:
 
 
 def stacks(pid: int) -> list[dict[str, Any]]:
-    """Return the threads with Python frames of the main interpreter, innermost frame first.
-
-    Raises the errors of the engine.
-    """
+    """Return the threads of the main interpreter, innermost frame first. Raises the errors of the engine."""
     from pystack.engine import NativeReportingMode, StackMethod, get_process_threads
 
     engine_threads = get_process_threads(

@@ -22,10 +22,7 @@ Regions = dict[bytes, tuple[tuple[int, int], ...]]
 
 
 def awaited_address(pid: int, proc_root: Path, thread: int | None = None) -> int | None:
-    """Return the address of the shared futex that the main thread (or `thread`) waits for.
-
-    None if it waits for a private futex or for none.
-    """
+    """Return the address of the shared futex that the main thread (or `thread`) waits for; None without one."""
     call = system_calls.read(pid, proc_root, thread)
     is_shared = call is not None and call.name == "futex" and not call.arguments[1] & _PRIVATE_FLAG
     return call.arguments[0] if call is not None and is_shared else None

@@ -32,10 +32,7 @@ class Mappings(NamedTuple):
 
 
 def parse_maps(maps: bytes) -> Mappings:
-    """Return at most `MOST_LIBRARIES` libraries and the writable memory of a maps text.
-
-    A library that is mapped twice is returned with its first mapping.
-    """
+    """Return at most `MOST_LIBRARIES` libraries, each with its first mapping, and the writable memory of a process."""
     libraries: dict[tuple[bytes, bytes, int], Mapped] = {}
     writable: list[tuple[int, int]] = []
     previous_library, previous_end = None, 0

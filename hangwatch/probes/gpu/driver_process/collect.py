@@ -103,10 +103,7 @@ def _counters(gpu: Gpu, fields: Iterable[int], scope: int = 0, unit: int = 1) ->
 
 
 def _read_field(gpu: Gpu, field: int, scope: int) -> Any:
-    """Return the c_nvmlFieldValue_t of a field; None if the GPU lacks it.
-
-    Other errors are added to the GPU's faults.
-    """
+    """Return the c_nvmlFieldValue_t of a field; None if the GPU lacks it. Other errors are added to its faults."""
     values = gpu.ask(pynvml.nvmlDeviceGetFieldValues, [(field, scope)])
     if values is None:
         return None
@@ -243,7 +240,7 @@ def bus(gpu: Gpu, _: Sequence[Gpu]) -> GpuBus:
 def occupancy(gpu: Gpu, _: Sequence[Gpu]) -> GpuOccupancy:
     """Return the processes with a context and the memory in use. Both are unknown for a GPU split by MIG."""
     ask = gpu.ask
-    if _is_split(gpu):
+    if gpu.is_split():
         return GpuOccupancy.copy_from(gpu, pids=None)
     compute = ask(pynvml.nvmlDeviceGetComputeRunningProcesses_v3)
     graphics = ask(pynvml.nvmlDeviceGetGraphicsRunningProcesses_v3) or ()
@@ -255,15 +252,10 @@ def occupancy(gpu: Gpu, _: Sequence[Gpu]) -> GpuOccupancy:
     )
 
 
-def _is_split(gpu: Gpu) -> bool:
-    mig = gpu.ask(pynvml.nvmlDeviceGetMigMode)
-    return mig is not None and bool(mig[0] == pynvml.NVML_DEVICE_MIG_ENABLE)
-
-
 def traffic(gpu: Gpu, _: Sequence[Gpu]) -> GpuTraffic:
     """Return the bytes that NVLink and PCIe have carried, and the use of the GPU."""
     began = GpuTraffic(index=gpu.index, uuid=gpu.uuid, taken_monotonic_seconds=time.monotonic())
-    if _is_split(gpu):
+    if gpu.is_split():
         return began
     pcie = _counters(gpu, (pynvml.NVML_FI_DEV_PCIE_COUNT_TX_BYTES, pynvml.NVML_FI_DEV_PCIE_COUNT_RX_BYTES))
     return replace(

@@ -71,10 +71,7 @@ class Gpu:
         """The last reading of module `gpm`."""
 
     def ask(self, call: Callable[..., T], *arguments: Any) -> T | None:
-        """Return the result of an NVML call; None if it fails.
-
-        Errors other than "not supported" are added to `faults`.
-        """
+        """Return the result of an NVML call; None if it fails. Errors except "not supported" are added to `faults`."""
         try:
             return call(self.handle, *arguments)
         except pynvml.NVMLError as error:
@@ -84,9 +81,13 @@ class Gpu:
                 self.faults.append(nvml_fault(error, call.__name__, self.index))
             return None
 
-    def _read_mig_uuids(self) -> Iterator[str]:
+    def is_split(self) -> bool:
+        """True if MIG splits the GPU."""
         mode = self.ask(pynvml.nvmlDeviceGetMigMode)
-        if mode is None or mode[0] != pynvml.NVML_DEVICE_MIG_ENABLE:
+        return mode is not None and bool(mode[0] == pynvml.NVML_DEVICE_MIG_ENABLE)
+
+    def _read_mig_uuids(self) -> Iterator[str]:
+        if not self.is_split():
             return
         for number in range(self.ask(pynvml.nvmlDeviceGetMaxMigDeviceCount) or 0):
             with contextlib.suppress(pynvml.NVMLError):  # fewer instances than possible

@@ -58,10 +58,7 @@ def answer(question: messages.Question, driver: Driver, between: Callable[[], ob
 
 
 class SampleTimer:
-    """A timer that sends a sweep to the parent every `every_seconds`.
-
-    After a late sweep, the period starts again at the time of that sweep.
-    """
+    """A timer that sends a sweep to the parent every `every_seconds`. The period begins anew at a late sweep."""
 
     def __init__(self, driver: Driver, parent: BinaryIO, every_seconds: float) -> None:
         self.driver, self.parent, self.every_seconds = driver, parent, every_seconds

@@ -43,7 +43,7 @@ def find_process_activity(threads: Sequence[Thread], table: activity.Table) -> P
     """
     main = stack_frames.main_thread(threads)
     others = tuple(thread for thread in threads if thread is not main and _python(thread))
-    workers = tuple(thread for thread in others if not _is_service(thread))
+    workers = tuple(thread for thread in others if thread.trains or not _is_service(thread))
     in_key = tuple(thread for thread in workers if table.classify_thread(thread).row.in_key)
     awaited = _find_awaited(main, workers, table) if main else ()
     telling = _choose_thread(main, workers, in_key, table)

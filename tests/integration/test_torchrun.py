@@ -270,14 +270,16 @@ def test_ranks_in_different_collectives_are_shown_and_none_is_named(job: RealJob
     assert split == {"all_reduce": [0, 1, 3], "barrier": [2]}
 
 
-def test_end_of_a_poll_of_the_main_thread_is_no_end_of_the_wait_of_its_trainer(tmp_path: Path) -> None:
+@pytest.mark.parametrize("trouble", ["lock", "sleep"])
+def test_sleep_of_a_rank_is_that_of_its_trainer_and_not_a_poll_beside_it(tmp_path: Path, trouble: str) -> None:
     command = (beside_python("torchrun"), f"--nproc-per-node={RANKS}", str(PROGRAM), str(tmp_path), "served")
     with launched(tmp_path, *command) as one:
-        one.order(2, "lock")
+        one.order(2, trouble)
         diagnosis = targets.diagnosed(one.find(), QUICK)
     assert names(diagnosis.verdict) == [2]
     odd = next(member for member in diagnosis.grouping.members if member.id.rank == 2)
-    assert (odd.motion, odd.stack.sleep) == (Motion.FROZEN, None)
+    assert odd.motion is Motion.FROZEN
+    assert (odd.stack.sleep is not None and odd.stack.sleep.seconds > 1000) is (trouble == "sleep")
 
 
 def idle_judgement(job: RealJob) -> tuple[Grouping, Verdict] | None:

@@ -282,10 +282,17 @@ def test_thread_that_saves_in_the_background_may_be_what_others_wait_for(
     [
         (True, WRITES, ["Trainer"]),
         (True, IN_COLLECTIVE[0], ["Trainer"]),
+        (True, ["poll_licence (mine.py:5)"], ["Trainer"]),
         (True, ["wait (threading.py:327)", *WRITES], []),
         (False, WRITES, []),
     ],
-    ids=["", "it waits for ranks", "it waits for a thread", "other threads enqueue, too"],
+    ids=[
+        "",
+        "it waits for ranks",
+        "its function is called like a service",
+        "it waits for a thread",
+        "other threads enqueue, too",
+    ],
 )
 def test_thread_that_trains_decides(trains: bool, lines: list[str], awaited: list[str]) -> None:
     main = Thread("MainThread", "7", frames(["serve (mine.py:3)"]), is_main=True)

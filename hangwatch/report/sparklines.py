@@ -19,6 +19,13 @@ def draw_all(incident: Incident, width: int) -> list[str]:
     return [*draw_collectives(incident, width), *draw_power(incident, width)]
 
 
+def draw_progress(incident: Incident, width: int) -> Iterator[str]:
+    """Yield the collectives of a rank over time, and the order of the ranks before the incident."""
+    yield from draw_collectives(incident, width)
+    if (arrival := incident.arrival) is not None and arrival.is_named:
+        yield f"{'before':<{INDENT - 1}} {words.printable(arrival.message)}"
+
+
 def draw_collectives(incident: Incident, width: int) -> Iterator[str]:
     """Yield the collectives of a rank over time; nothing without a progress counter."""
     if (counted := incident.collectives) is not None and len(counted.totals) > 1:

@@ -11,7 +11,6 @@ from hangwatch import words
 from hangwatch.model import Capture, Feedback, Frame, Group, Grouping, Incident, Value, Verdict
 from hangwatch.report import phrases, sparklines
 from hangwatch.report.dump_text import raw_lines
-from hangwatch.report.stack_tree import Node, merge_tree
 from hangwatch.stacks.user_code import innermost_user_frame
 from hangwatch.verdict import environment_diff
 from hangwatch.verdict.wording import group_text
@@ -20,7 +19,6 @@ from hangwatch.words import printable
 
 _MAX_GROUPS = 40
 _FOLD_CHARACTERS = 60
-_TREE_FOLD_CHARACTERS = 16
 _SHORT_LINES = 30
 _SHORT_GROUPS = 8
 _SHORT_FRAMES = 4
@@ -70,7 +68,7 @@ class _Style(Value, frozen=True):
 
 
 def render(incident: Incident, feedback: Feedback | None = None, *, color: bool = False, width: int = 110) -> str:
-    """Return the whole report: verdict, groups, tree, evidence, power, timeline, host, and all raw stacks.
+    """Return the whole report: verdict, groups, evidence, power, timeline, host, and all raw stacks.
 
     `color` adds ANSI escapes. All lines wrap at `width`, except frames. Only the stacks at the end are in py-spy's text
     format, with the prefix `[host:rank]`, so `hangwatch explain report.txt` can read them.
@@ -81,9 +79,7 @@ def render(incident: Incident, feedback: Feedback | None = None, *, color: bool 
     lines = _verdict_lines(phrases.past_verdict(incident), style) + _table(rows, style)
     lines += _grouping_lines(incident.grouping, incident.verdict, style)
     lines += _rank_sections(incident, style)
-    progress, power = [*sparklines.draw_collectives(incident, width)], sparklines.draw_power(incident, width)
-    if (arrival := incident.arrival) is not None and arrival.is_named:
-        progress.append(f"{'before':<{sparklines.INDENT - 1}} {arrival.message}")
+    progress, power = sparklines.draw_progress(incident, width), sparklines.draw_power(incident, width)
     lines += _section("Progress", style.wrap_all(progress, sparklines.INDENT), style)
     lines += _section("Power", style.wrap_all(power, sparklines.INDENT), style)
     timeline = (f"{words.utc(step.unix_seconds)}  {step.state.value:<9}  {step.message}" for step in incident.timeline)
@@ -117,7 +113,7 @@ def render_answer(
     rows.sort(key=lambda row: full or row[0] not in {"Stuck on", "Do first", "Its log"})
     if full:
         lines = _verdict_lines(incident.verdict, style) + _table(rows, style)
-        lines += _grouping_lines(incident.grouping, incident.verdict, style, tree=False)
+        lines += _grouping_lines(incident.grouping, incident.verdict, style)
         lines += _rank_sections(incident, style)
     else:
         lines = [*_message_lines(incident.verdict, style), "", *_table(rows, style)]
@@ -126,7 +122,7 @@ def render_answer(
 
 
 def render_verdict(grouping: Grouping, verdict: Verdict, *, color: bool = False, width: int = 110) -> str:
-    """Return the verdict, groups, tree and evidence of dumps that belong to no incident."""
+    """Return the verdict, groups and evidence of dumps that belong to no incident."""
     style = _style(grouping, color, width)
     rows = [
         ("Verdict", phrases.judgement(verdict)),
@@ -226,19 +222,15 @@ def _ranks_rows(grouping: Grouping) -> list[tuple[str, str]]:
     ]
 
 
-# --- groups, tree, evidence ------------------------------------------------------------------------------------------
+# --- groups, evidence ------------------------------------------------------------------------------------------------
 
 
-def _grouping_lines(grouping: Grouping, verdict: Verdict, style: _Style, *, tree: bool = True) -> list[str]:
+def _grouping_lines(grouping: Grouping, verdict: Verdict, style: _Style) -> list[str]:
     parts, odd = phrases.split_groups(grouping, verdict)
     shown, rest = phrases.shown_groups(parts, odd, _MAX_GROUPS)
-    more = [phrases.more_groups(rest)] if rest else []
     marks = dict.fromkeys(odd, phrases.mark(verdict))
-    groups = [line for group in shown for line in _group_lines(group, marks.get(group.key), style)] + more
-    lines = _section("Groups, largest first", groups, style)
-    if tree and len(shown) > 1:  # of one group, the tree would repeat the stack
-        where = [*_tree_lines(merge_tree(shown), odd, style), *more]
-        lines += _section("Stacks of all ranks, outermost frame first", where, style)
+    groups = [line for group in shown for line in _group_lines(group, marks.get(group.key), style)]
+    lines = _section("Groups, largest first", [*groups, *([phrases.more_groups(rest)] if rest else [])], style)
     lines += _section("Evidence", _evidence_lines(verdict, style), style)
     return lines + _section("Notes", style.wrap_all(phrases.notes(grouping), 0), style)
 
@@ -317,41 +309,14 @@ def _frame_lines(frames: Sequence[Frame], style: _Style) -> Iterator[str]:
         source = style.source_lines.get(structs.replace(frame, locals=()), "")
         room = max(style.width - len(str(frame)) - 12, _SOURCE_CHARACTERS)
         lines.append(f"{style.frame(frame)}{f': {words.elided(source, room)}' if source else ''}")
-    yield from (f"      | {line}" for line in _folded(lines, _INNER_FRAMES))
+    yield from (f"      | {line}" for line in _folded(lines))
 
 
-def _folded(lines: Sequence[str], first: int) -> Sequence[str]:
-    """Return the lines of frames. Of a long stack, only the `first` and the last ones: the raw stacks have all."""
+def _folded(lines: Sequence[str]) -> Sequence[str]:
+    """Return the lines of frames. Of a long stack, only the first and the last ones: the raw stacks have all."""
     hidden = len(lines) - _INNER_FRAMES - _OUTER_FRAMES
     more = f"... {words.count(hidden, 'more frame')}"
-    return lines if hidden < _LEAST_FOLDED else [*lines[:first], more, *lines[first + hidden :]]
-
-
-def _tree_lines(trees: Sequence[Node], odd: frozenset[str], style: _Style) -> Iterator[str]:
-    """Yield the lines of the tree. Ranks are on the left and frames on the right. `>` marks the branch of a suspect."""
-    for node, lead, rail in (row for tree in trees for row in _lay_out(tree, "", "")):
-        marked = [group.key in odd for group in node.below()]
-        ranks = words.elided(words.fold_ids(node.ids), _TREE_FOLD_CHARACTERS)
-        margin = f"{'>' if any(marked) else ' '} {len(node.ids):>6,}  {ranks:<{_TREE_FOLD_CHARACTERS}} "
-        is_odd = all(marked)
-        rows = [
-            *_folded([printable(str(frame)) if is_odd else style.frame(frame) for frame in node.frames], _OUTER_FRAMES),
-            *(
-                "= " + ", ".join(filter(None, (group_text.describe_in_report(end), phrases.motion(end))))
-                for end in node.ends
-            ),
-        ]
-        for number, row in enumerate(rows):
-            text = f"{margin}{lead}{row}" if number == 0 else f"{' ' * len(margin)}{rail}{row}"
-            yield style.odd(text) if is_odd else text
-
-
-def _lay_out(node: Node, lead: str, rail: str) -> Iterator[tuple[Node, str, str]]:
-    """Yield each node with two texts: the one before its first line, and the one before its other lines."""
-    yield node, lead, rail
-    for child in node.children:
-        last = child is node.children[-1]
-        yield from _lay_out(child, f"{rail}{'`- ' if last else '+- '}", f"{rail}{'   ' if last else '|  '}")
+    return lines if hidden < _LEAST_FOLDED else [*lines[:_INNER_FRAMES], more, *lines[-_OUTER_FRAMES:]]
 
 
 def _evidence_lines(verdict: Verdict, style: _Style) -> Iterator[str]:

@@ -91,13 +91,13 @@ def test_nothing_before_the_raw_stacks_reads_as_a_dump(name: str) -> None:
     assert not [line for line in summary.splitlines() if FRAME.match(line) or line.startswith(("Process ", "Thread "))]
 
 
-def test_long_stack_is_folded_in_groups_and_tree() -> None:
+def test_long_stack_is_folded_in_each_group() -> None:
     frames = tuple(Frame(function=f"f{number}", file="train.py", line=number) for number in range(1, 25))
     groups = tuple(replace(group, frames=frames) for group in samples.loader_hang().grouping.groups)
     report = text.render_verdict(Grouping(groups=groups), Verdict(kind="NoHangSeen", message="none"))
     assert "f12 (" not in report
     assert "| f5 (train.py:5)\n      | ... 15 more frames\n      | f21 (train.py:21)\n" in report
-    assert report.count("... 15 more frames") > len(groups)
+    assert report.count("... 15 more frames") == len(groups)
 
 
 def test_start_and_page_stand_in_one_row() -> None:
@@ -118,7 +118,7 @@ def test_only_the_named_rank_is_marked() -> None:
 def test_sixteen_thousand_ranks_stay_readable() -> None:
     report = text.render(samples.fleet())
     assert len(report.splitlines()) < 150
-    assert "16,376" in report
+    assert "15,228 ranks: 0-615,624-9730,9732-15236" in report
     assert "No response  8 ranks: 616-623" in report
 
 

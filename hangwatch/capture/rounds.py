@@ -74,7 +74,7 @@ class _Rounds:
 
     def __init__(self, job: Job, request: CaptureRequest) -> None:
         settings, paths = request.settings, request.paths
-        self._job, self._request = job, request
+        self._request = request
         self._wanted = settings.rounds if request.rounds is None else request.rounds
         is_counting = settings.counters and (self._wanted > 1 or request.needs_second_round is not None)
         self._links = LinkCounters(request.gpus.read_traffic, paths.sys_root, is_counting=is_counting)

@@ -58,8 +58,7 @@ def collect_artifacts(
         artifacts[rank.id] = _with_error_file(artifacts[rank.id], file)
     found_cores = crash_artifacts.find_cores(readable, proc_root) if cores else [None] * len(readable)
     for (rank, _), core in zip(readable, found_cores, strict=True):
-        if core is not None and core.path and (core.refused or _is_of_its_end(core, artifacts[rank.id])):
-            artifacts[rank.id] = _add_core(artifacts[rank.id], core)
+        artifacts[rank.id] = _with_core(artifacts[rank.id], core)
     for rank, exited in _read_exits(readable):
         if artifacts[rank.id].exit is None:
             artifacts[rank.id] = artifacts[rank.id]._replace(exit=exited)
@@ -100,12 +99,11 @@ def _with_error_file(dead: CrashArtifacts, file: crash_artifacts.ErrorFile) -> C
     return dead._replace(failure=failure) if is_of_its_end else dead
 
 
-def _is_of_its_end(core: crash_artifacts.Core, dead: CrashArtifacts) -> bool:
-    """True if the core is of this death: not of an earlier process with the same pid, nor caused by a sent signal."""
-    return core.signal in FAULTS and abs(core.unix_seconds - dead.gone_unix_seconds) < _NEAR_SECONDS
-
-
-def _add_core(dead: CrashArtifacts, core: crash_artifacts.Core) -> CrashArtifacts:
+def _with_core(dead: CrashArtifacts, core: crash_artifacts.Core | None) -> CrashArtifacts:
+    if core is None or not core.path:
+        return dead
     if core.refused:
         return dead._replace(refused=(*dead.refused, secret_forms.mask(f"its core {core.refused}")))
-    return dead._replace(core=core)
+    # not of an earlier process with the same pid, nor caused by a sent signal
+    is_of_its_end = core.signal in FAULTS and abs(core.unix_seconds - dead.gone_unix_seconds) < _NEAR_SECONDS
+    return dead._replace(core=core) if is_of_its_end else dead

@@ -4,13 +4,12 @@ A user can write anything into an environment. So processes belong to one job on
 them. The rank slot of a living process is not given to another process.
 """
 
-import functools
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from hangwatch import words
-from hangwatch.jobs import engine_workers, forked_ranks, nested_slots, process_role, program_launched
+from hangwatch.jobs import engine_workers, nested_slots, process_role, program_launched
 from hangwatch.jobs.membership import Membership, join_parts, pids_of_ranks, rank_number, run_key
 from hangwatch.jobs.owners import Owner, owner_of
 from hangwatch.jobs.process_role import RankSlot
@@ -43,7 +42,7 @@ def find_memberships(
     memberships += _connected_memberships(tree, hosts, pids_of_ranks(memberships))
     memberships += _spawned_memberships(tree, samples, pids_of_ranks(memberships))
     memberships += _connected_memberships(tree, ancestors, pids_of_ranks(memberships))
-    families = forked_ranks.find_siblings(tree, samples, pids_of_ranks(memberships))
+    families = program_launched.find_siblings(tree, samples, pids_of_ranks(memberships))
     memberships += [_of_siblings("fork", head, members) for head, members in families]
     memberships += _hidden_memberships(tree, memberships)
     engines = engine_workers.find_engines(tree, pids_of_ranks(memberships))
@@ -84,7 +83,7 @@ def _memberships_by_slot(
     return _with_helpers(join_parts(memberships, samples, endpoints), tree, helpers)
 
 
-def _with_helpers(memberships: list[Membership], tree: Tree, helpers: Collection[int]) -> list[Membership]:
+def _with_helpers(memberships: list[Membership], tree: Tree, helpers: Mapping[int, Process]) -> list[Membership]:
     """Add a note to each job with a rank that has ended, but left helpers."""
     by_run, noted = _helpers_by_run(tree, helpers), []
     for membership in memberships:
@@ -102,10 +101,10 @@ def list_ended_ranks(processes: Sequence[Process]) -> list[str]:
     return [text for by_rank in runs.values() for text in _describe_ended(by_rank)]
 
 
-def _helpers_by_run(tree: Tree, helpers: Collection[int]) -> dict[tuple[object, ...], dict[int, set[int]]]:
+def _helpers_by_run(tree: Tree, helpers: Mapping[int, Process]) -> dict[tuple[object, ...], dict[int, set[int]]]:
     by_run: dict[tuple[object, ...], dict[int, set[int]]] = {}
-    ours = {pid for pid in helpers if process_role.program(_get_process(tree, pid).cmdline) == "hangwatch"}
-    for process in map(functools.partial(_get_process, tree), helpers):
+    ours = {pid for pid, process in helpers.items() if process_role.program(process.cmdline) == "hangwatch"}
+    for process in helpers.values():
         slot = process_role.find_rank_slot(process)
         if slot is not None and not is_within(process, ours, tree):
             run = by_run.setdefault((owner_of(process), *run_key(process, slot)), {})
@@ -159,7 +158,7 @@ def needs_endpoint(process: Process) -> int | None:
 
 def _find_slot_holders(tree: Tree, helpers: Collection[int]) -> Iterator[_SlotHolder]:
     launchers = {process.id.pid: row for process in tree if (row := process_role.find_launcher(process))}
-    above = {up.id.pid for pid in launchers for up in tree.ancestors(_get_process(tree, pid))}
+    above = {up.id.pid for process in tree if process.id.pid in launchers for up in tree.ancestors(process)}
     started: list[tuple[Process, RankSlot]] = []
     for process in tree:
         if (
@@ -187,12 +186,6 @@ def _find_slot_holders(tree: Tree, helpers: Collection[int]) -> Iterator[_SlotHo
     for process, slot in program_launched.find_ranks(tree, started):
         launcher = process_role.guess_launcher(process.environ, slot)
         yield _SlotHolder(process, slot, None, owner_of(process), launcher)
-
-
-def _get_process(tree: Tree, pid: int) -> Process:
-    process = tree.get(pid)
-    assert process is not None
-    return process
 
 
 def _membership_key(holder: _SlotHolder) -> tuple[object, ...]:

@@ -32,15 +32,16 @@ def find_branches(processes: Sequence[Process]) -> list[list[Process]]:
     return list(branches.values())
 
 
-def find_helpers(tree: Tree) -> set[int]:
-    """Return the pids of the helpers that have a rank slot."""
-    helpers = set()
+def find_helpers(tree: Tree) -> dict[int, Process]:
+    """Return the helpers that have a rank slot, by pid."""
+    helpers: dict[int, Process] = {}
     for process in tree:
         if process_role.is_loader_worker(process) or _is_orphan(process, tree):
-            helpers.add(process.id.pid)
+            helpers[process.id.pid] = process
         elif process_role.starts_helpers(process) and not _is_forked(process, tree):
             slot = slot_of(process)
-            helpers |= {process.id.pid, *(one.id.pid for one in tree.descendants(process) if slot_of(one) == slot)}
+            below = (one for one in tree.descendants(process) if slot_of(one) == slot)
+            helpers |= {one.id.pid: one for one in (process, *below)}
     return helpers
 
 

@@ -1,10 +1,15 @@
-"""Jobs in which the program starts itself: its first process on a node is local rank 0 and starts the others. Pure.
+"""Ranks that a program starts or forks itself, without a launcher. Pure.
 
-Lightning without a launcher does this. No variable shows that the first process is a rank. This follows from its
-children: they have all local ranks except 0.
+With Lightning, the first process on a node is local rank 0 and starts the others. No variable shows that it is a rank.
+This follows from its children: they have all local ranks except 0.
+
+Other ranks were forked and execute no new program: those of notebook_launcher, ddp_fork or a Pool of processes. Each
+writes its number into its own environment. The kernel does not show that number, only the environment at the start of
+the parent's program. So only the driver's list of GPU processes shows that these processes are ranks.
 """
 
-from collections.abc import Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -12,8 +17,8 @@ from msgspec.structs import replace
 from hangwatch.jobs import process_role
 from hangwatch.jobs.owners import Owner, owner_of
 from hangwatch.jobs.process_role import RankSlot
-from hangwatch.jobs.process_tree import INIT_PID, Tree
-from hangwatch.model import Process, list_by_key
+from hangwatch.jobs.process_tree import INIT_PID, Tree, is_within, start_order
+from hangwatch.model import GpuSample, Process, list_by_key
 from hangwatch.tables.launchers import TABLE
 
 
@@ -29,7 +34,7 @@ class _Family(NamedTuple):
 
 
 def find_ranks(tree: Tree, started: Iterable[tuple[Process, RankSlot]]) -> Iterator[tuple[Process, RankSlot]]:
-    """Yield all ranks of such jobs with their rank slots. `started` are the ranks that a local rank 0 has started.
+    """Yield all ranks of jobs like Lightning's. `started` are the ranks that a local rank 0 has started.
 
     Their parent is local rank 0 if it is a Python process of the same owner without a rank slot of another kind. It set
     their variables in its own environment, too, which only its memory shows. If it has died, init is the parent, and
@@ -67,3 +72,34 @@ def _family(process: Process, slot: RankSlot, tree: Tree) -> _Family | None:
     parent = tree.parent(process)
     parent_pid = INIT_PID if parent is None else parent.id.pid
     return _Family(parent_pid, owner_of(process), address, port, node, slot.world_size)
+
+
+def find_siblings(
+    tree: Tree, samples: Sequence[GpuSample], ranks: Collection[int]
+) -> list[tuple[Process, tuple[Process, ...]]]:
+    """Return (Python process, its forks) for each process with forks that are ranks.
+
+    The forks are two or more processes of one owner that hold GPUs and share none. A parent that holds a GPU itself
+    is skipped: CUDA does not survive a fork, so its forks are helpers. Forks of a server or a notebook are skipped,
+    and so are processes below the pids in `ranks`.
+    """
+    held = list_by_key((pid, gpu.uuid) for gpu in samples for pid in gpu.pids)
+    siblings: defaultdict[tuple[int, Owner], list[Process]] = defaultdict(list)
+    for pid in held:
+        process = tree.get(pid)
+        parent = None if process is None else tree.parent(process)
+        if process is None or parent is None or parent.id.pid in held or not _is_forked(process, parent):
+            continue
+        if not is_within(process, ranks, tree):
+            siblings[parent.id.pid, owner_of(process)].append(process)
+    families = []
+    for (parent_pid, _), group in siblings.items():
+        parent, gpus = tree.get(parent_pid), [set(held[process.id.pid]) for process in group]
+        if parent is not None and len(group) > 1 and sum(map(len, gpus)) == len(set().union(*gpus)):
+            families.append((parent, tuple(sorted(group, key=start_order))))
+    return families
+
+
+def _is_forked(process: Process, parent: Process) -> bool:
+    is_fork = bool(process.cmdline) and process.cmdline == parent.cmdline
+    return is_fork and process_role.is_python(process) and not process_role.is_server(parent)

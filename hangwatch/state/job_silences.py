@@ -25,10 +25,9 @@ def end_silence(snapshot: Snapshot, job_key: str) -> Snapshot:
 
 def drop_ended_silences(snapshot: Snapshot, unix_now: float) -> tuple[Snapshot, tuple[PageSilence, ...]]:
     """Drop the silences that have ended, and return them."""
-    ended = tuple(one for one in snapshot.silences.values() if one.until_unix_seconds <= unix_now)
-    for one in ended:
-        snapshot = end_silence(snapshot, one.job_key)
-    return snapshot, ended
+    ended = {key: one for key, one in snapshot.silences.items() if one.until_unix_seconds <= unix_now}
+    kept = {key: one for key, one in snapshot.silences.items() if key not in ended}
+    return replace(snapshot, silences=kept), tuple(ended.values())
 
 
 def restore_silences(snapshot: Snapshot, silences: Iterable[PageSilence]) -> Snapshot:

@@ -9,7 +9,7 @@ from hangwatch.config import Detector
 from hangwatch.detector import TakeCapture, job_watch, sleepers, standstill
 from hangwatch.detector.job_watch import JobWatch, MotionCount
 from hangwatch.detector.known_pauses import NOWHERE, find_places
-from hangwatch.model import Grouping, JobState, Motion
+from hangwatch.model import Grouping, JobState, Motion, RankId
 from hangwatch.stacks.activity_table import RENDEZVOUS
 from hangwatch.stacks.idle_reasons import find_resting_state, has_no_task, is_serving
 from hangwatch.state.actions import Action, SaveIncident
@@ -128,24 +128,20 @@ def count_motion(grouping: Grouping) -> MotionCount:
     A rank that has ended is frozen, because it cannot progress. If all ranks have ended, they are not judged.
     """
     ended = all(group.gone for group in grouping.groups)
-    frozen = moving = unknown = 0
-    texts = []
+    movers, texts, frozen = list[RankId](), [], 0
     for group in grouping.groups:
-        movers = [member for member in group.members if member.motion is Motion.MOVING]
-        for member in group.members:
-            if member.motion is Motion.MOVING:
-                moving += 1
-            elif (member.motion is Motion.FROZEN or group.gone) and not ended:
-                frozen += 1
-            else:
-                unknown += 1
-        if movers:
+        moving = [member.id for member in group.members if member.motion is Motion.MOVING]
+        still = sum(member.motion is Motion.FROZEN for member in group.members)
+        still = group.size - len(moving) if group.gone else still
+        frozen += 0 if ended else still
+        movers += moving
+        if moving:
             doing = group.activity.replace("_", " ") if group.activity != "unknown" else "its own code"
-            texts.append(f"{words.name_ranks([member.id for member in movers])} in {doing}")
+            texts.append(f"{words.name_ranks(moving)} in {doing}")
     return MotionCount(
         frozen=frozen,
-        moving=moving,
-        unknown=unknown,
+        moving=len(movers),
+        unknown=len(grouping.members) - frozen - len(movers),
         with_stack=sum(group.size for group in grouping.groups if group.frames),
         absent=0 if ended else sum(group.size for group in grouping.groups if group.gone),
         movers_text="; ".join(texts),
@@ -154,7 +150,7 @@ def count_motion(grouping: Grouping) -> MotionCount:
             [(each.id, each.waits.tracer) for each in grouping.members if each.waits.tracer]
         ),
         serves=is_serving(grouping) or has_no_task(grouping),
-        movers=frozenset(member.id for member in grouping.members if member.motion is Motion.MOVING),
+        movers=frozenset(movers),
         stays=standstill.find_stays(grouping),
         sleepers_text="; ".join(_describe_sleepers(grouping)),
     )

@@ -59,11 +59,6 @@ class Cause(NamedTuple):
         end = self.artifacts.exit
         return self.order == 2 and self.artifacts.core is None and end is not None and end.signal == "SIGKILL"
 
-    @property
-    def full_text(self) -> str:
-        """The text for readers of the incident: `detail`, or `text` if there is no detail."""
-        return self.detail or self.text
-
 
 def find_causes(dead: Iterable[CrashArtifacts]) -> list[Cause]:
     """Return the known causes of death, that of the first death first. Ranks without a known cause are left out."""
@@ -190,7 +185,7 @@ def _find_ranks_without_report(
 def _evidence(cause: Cause, named: Sequence[RankId]) -> Evidence:
     rank = cause.artifacts.id
     blames = " (blames other ranks)" if cause.order == 3 else ""
-    message = f"{words.name_ranks([rank])} at {words.utc(cause.unix_seconds)}: {cause.full_text}{blames}"
+    message = f"{words.name_ranks([rank])} at {words.utc(cause.unix_seconds)}: {cause.detail or cause.text}{blames}"
     return Evidence(kind="crash", message=message, ranks=(rank,), supports=True if rank in named else None)
 
 

@@ -29,13 +29,13 @@ class DeadRanks:
 
     def enqueue(self, wanted: ReadCrashArtifacts) -> None:
         """Queue a job with dead ranks, unless `MOST_DEAD_JOBS` jobs of its owner are already waiting."""
-        job = wanted.job
         if not self._common.settings.crashes.read:
             return
-        self._common.running_steps.append((job.name.in_log, _STEP))
-        if not self._turns.add(job.share, wanted, MOST_DEAD_JOBS):
-            self._common.running_steps.remove((job.name.in_log, _STEP))
-            self._drop(job)
+        step = (wanted.job.name.in_log, _STEP)
+        self._common.running_steps.append(step)
+        if not self._turns.add(wanted.job.share, wanted, MOST_DEAD_JOBS):
+            self._common.running_steps.remove(step)
+            self._drop(wanted.job)
 
     def start_last_read(self) -> None:
         """Read all queued jobs at shutdown, when the schedule no longer runs tasks.

@@ -1,5 +1,6 @@
 """Progress counters of all monitored ranks. One task reads them, one finds recorders, and one takes the newest."""
 
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -23,7 +24,7 @@ class RankCounters:
         self._counters = ProgressCounters(self._recorders, proc_root, clock)
         self._clock = clock
         self._oldest_seconds = max(OLD_SECONDS, 3 * settings.gpu.sample_seconds)
-        self._latest: tuple[float, Mapping[ProcessId, ProgressCounter | Fault]] | None = None
+        self._latest: tuple[float, Mapping[ProcessId, ProgressCounter | Fault]] = (-math.inf, {})
 
     def read(self, board: Board) -> None:
         """Read the counters of all ranks on the board."""
@@ -36,12 +37,10 @@ class RankCounters:
         """Find the recorders of new ranks, and the threads that use their groups."""
         self._counters.look()
 
-    def latest(self) -> Mapping[ProcessId, ProgressCounter | Fault] | None:
-        """Return the newest counters; empty if they are too old, None before the first reading."""
-        latest = self._latest
-        if latest is None:
-            return None
-        return latest[1] if self._clock() - latest[0] <= self._oldest_seconds else {}
+    def latest(self) -> Mapping[ProcessId, ProgressCounter | Fault]:
+        """Return the newest counters; empty if they are too old, and before the first reading."""
+        read_at, counters = self._latest
+        return counters if self._clock() - read_at <= self._oldest_seconds else {}
 
     def read_collectives(self, rank: ProcessId, owner: str) -> list[Enqueued]:
         """Return the collectives in the recorders of a rank, of the groups that count; empty if it is not readable."""

@@ -139,11 +139,10 @@ class Daemon:
 
     def _apply_counters(self) -> None:
         """Feed the newest progress counters to every job, and carry out the resulting actions."""
-        counters = self._counters.latest() or {}
         settings = self.settings
         wanted = self.board.change(
             steps.record_counters,
-            counters,
+            self._counters.latest(),
             now=self._clock(),
             unix_now=time.time(),
             settings=settings.detector,
@@ -205,11 +204,10 @@ class Daemon:
 
     def _log_not_monitored(self, left_out: tuple[NotMonitored, ...]) -> None:
         """Log that some jobs or ranks of an owner are not monitored, once for each owner."""
-        owners = frozenset(one.owner for one in left_out)
         for one in left_out:
             if one.owner not in self._left_out_owners:
                 log.warning("not monitored: exceeds a limit in [jobs]: %s", one)
-        self._left_out_owners = owners
+        self._left_out_owners = frozenset(one.owner for one in left_out)
 
     def _log_driver_fault(self, fault: Fault | None) -> None:
         """Log when the driver fails, and when it works again. Tasks that need no GPU continue."""

@@ -237,8 +237,7 @@ def resume_watch(watch: JobWatch, incident: Incident, now: float, unix_now: floa
         name=incident.job.name,
         generation=watch.identity.generation | frozenset(incident.job.processes),
     )
-    gpus |= {uuid: gpu for uuid, gpu in watch.power.gpus.items() if uuid not in gpus}
-    watch = with_power(watch, gpus=gpus, was_busy=was_busy)
+    watch = with_power(watch, gpus=watch.power.gpus | gpus, was_busy=was_busy)
     gap = GapSuspicion(
         advances=watch.progress.advances,
         asked_at=now,
@@ -314,28 +313,18 @@ def should_page(watch: JobWatch, now: float, settings: Detector) -> bool:
     if watch.state is JobState.HUNG:
         is_confirmed = watch.suspicion is not None and watch.findings.frozen_captures >= settings.confirming_captures
         least_seconds = 0.0 if watch.gap is None else settings.hold_seconds
-        return is_confirmed and quiet_seconds(watch, now) >= max(
-            least_seconds, pause_hold_seconds(watch, now, settings)
-        )
+        hold_seconds = max(least_seconds, pause_hold_seconds(watch, now, settings))
+        return is_confirmed and quiet_seconds(watch, now) >= hold_seconds
     stalled_since = watch.incident.stalled_since
     if watch.state not in STALLED_STATES or stalled_since is None or not watch.findings.saw_stacks:
         return False
     if watch.state in RESTING_STATES and not watch.identity.has_ranks_on_other_nodes:
         return False
-    if _waits_for_nodes_at_start(watch):
+    waits_to_join = watch.state is JobState.WAITS_ELSEWHERE and watch.findings.is_in_rendezvous
+    if not watch.identity.has_ranks or (waits_to_join and not watch.power.was_busy):  # torchrun waits ten minutes
         return now - watch.identity.began >= settings.startup_no_ranks_hold_seconds
     hold = settings.stalled_hold_seconds if watch.has_worked else settings.startup_stalled_hold_seconds
     return now - stalled_since >= hold or _ends_itself_soon(watch, now)
-
-
-def _waits_for_nodes_at_start(watch: JobWatch) -> bool:
-    """True for a launcher without ranks, or ranks that wait in a rendezvous for ranks of other nodes.
-
-    torchrun ends after ten minutes of this wait.
-    """
-    if not watch.identity.has_ranks:
-        return True
-    return watch.findings.is_in_rendezvous and watch.state is JobState.WAITS_ELSEWHERE and not watch.power.was_busy
 
 
 def _ends_itself_soon(watch: JobWatch, now: float) -> bool:

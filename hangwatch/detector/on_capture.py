@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from msgspec.structs import replace
 
 from hangwatch.config import Detector
-from hangwatch.detector import known_pauses, sleepers, standstill
+from hangwatch.detector import known_pauses, sleepers
 from hangwatch.detector.baseline import drop_low_baselines, had_gpu_errors, recover, with_learned_baseline
 from hangwatch.detector.capture_due import delay_light_captures
 from hangwatch.detector.gpu_quorum import has_fallen, is_down, is_quiet
@@ -197,9 +197,9 @@ def find_settled_ranks(
 
     `regions` are the lines of code that each rank did not leave during the present capture.
     """
-    standstills = standstill.follow_stays(watch.capture_record.standstills, regions, now)
+    standstills = sleepers.follow_stays(watch.capture_record.standstills, regions, now)
     hold = STANDSTILL_HOLDS * settings.hold_seconds
-    return frozenset(standstill.find_settled(standstills, now, hold, max(hold, settings.stalled_hold_seconds)))
+    return frozenset(sleepers.find_settled(standstills, now, hold, max(hold, settings.stalled_hold_seconds)))
 
 
 def _correct_by_earlier_captures(
@@ -212,5 +212,5 @@ def _correct_by_earlier_captures(
     ranks = find_settled_ranks(watch, seen.stays, now, settings)
     to_and_fro = len(ranks & seen.movers)
     seen = replace(seen, moving=seen.moving - to_and_fro, unknown=seen.unknown + to_and_fro, settled=len(ranks))
-    standstills = standstill.follow_stays(watch.capture_record.standstills, seen.stays, now)
+    standstills = sleepers.follow_stays(watch.capture_record.standstills, seen.stays, now)
     return with_capture_record(watch, standstills=standstills), seen

@@ -1,12 +1,17 @@
-"""Follow sleeping ranks from capture to capture. A single sleep ends by itself, but sleeps may repeat forever. Pure.
+"""Follow ranks that stay at one place from capture to capture: asleep, or between the same few lines of code. Pure.
 
-A rank is not judged until it wakes. A rank that sleeps again and again at the same lines polls. If the other ranks
-wait for it and no rank progresses, the event for which it polls does not happen.
+A single sleep ends by itself, but sleeps may repeat forever. A rank is not judged until it wakes. A rank that sleeps
+again and again at the same lines polls. If the other ranks wait for it and no rank progresses, the event for which it
+polls does not happen.
+
+A loop that polls a collective changes its lines like a loop that computes. A rank at a single line may wait or work.
+Within minutes, a rank that works reaches other lines or draws power. A rank that waits forever does neither.
 """
 
-from collections.abc import Mapping, Set
+from collections.abc import Iterator, Mapping, Set
 
-from hangwatch.model import Grouping, Motion, RankId, Signature, Sleep, Value
+from hangwatch.model import CodeRegion, Grouping, Motion, RankId, Signature, Sleep, Value
+from hangwatch.stacks.round_places import MOST_PLACES_OF_A_STAY
 
 SECONDS_AFTER_WAKING = 1.0  # the next capture then finds the rank at work, or in its next sleep
 SHORTEST_PAUSE_SECONDS = 60.0  # between two captures that are taken because a sleep ends
@@ -97,3 +102,52 @@ def next_capture_at(sleepers: Mapping[RankId, Sleeper], now: float, stalled_hold
         if rank in find_asleep(sleepers, stalled_hold_seconds) and now - one.since < stalled_hold_seconds
     ]
     return max(now + SHORTEST_PAUSE_SECONDS, min(awaited) + SECONDS_AFTER_WAKING) if awaited else None
+
+
+FEWEST_LOOKS = 2
+
+
+class Standstill(Value, frozen=True):
+    """Captures in a row that found a rank between the same few lines since `since` (CLOCK_MONOTONIC, seconds)."""
+
+    stay: CodeRegion
+    since: float
+    captures: int = 1
+
+
+def find_stays(grouping: Grouping) -> dict[RankId, CodeRegion]:
+    """Return by rank the few lines of code between which a capture found the rank."""
+    return {member.id: member.stack.stay for member in grouping.members if member.stack.stay is not None}
+
+
+def follow_stays(
+    before: Mapping[RankId, Standstill], stays: Mapping[RankId, CodeRegion], now: float
+) -> dict[RankId, Standstill]:
+    """Return the standstills of these ranks after one more capture. At other lines, counting begins again."""
+    return {rank: _follow_stay(before.get(rank), stay, now) for rank, stay in stays.items()}
+
+
+def _follow_stay(before: Standstill | None, stay: CodeRegion, now: float) -> Standstill:
+    if before is None or before.stay.within != stay.within:
+        return Standstill(stay=stay, since=now)
+    places = tuple(sorted({*before.stay.places, *stay.places}))
+    carries = before.stay.carries or stay.carries
+    if len(places) > MOST_PLACES_OF_A_STAY:
+        return Standstill(stay=stay, since=now)
+    return Standstill(
+        stay=CodeRegion(within=stay.within, places=places, carries=carries),
+        since=before.since,
+        captures=before.captures + 1,
+    )
+
+
+def find_settled(
+    standstills: Mapping[RankId, Standstill], now: float, seconds: float, carrying_seconds: float
+) -> Iterator[RankId]:
+    """Yield the ranks that at least two captures, at least `seconds` apart, found between the same few lines of code.
+
+    A rank with a process that carries bytes must have stayed there for `carrying_seconds`.
+    """
+    for rank, one in standstills.items():
+        if one.captures >= FEWEST_LOOKS and now - one.since >= (carrying_seconds if one.stay.carries else seconds):
+            yield rank

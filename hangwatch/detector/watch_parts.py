@@ -9,8 +9,7 @@ from msgspec import field
 
 from hangwatch.detector.known_pauses import EndedPause
 from hangwatch.detector.power_level import GpuPower
-from hangwatch.detector.sleepers import Sleeper
-from hangwatch.detector.standstill import Standstill
+from hangwatch.detector.sleepers import Sleeper, Standstill
 from hangwatch.model import JobName, JobState, ProcessId, RankId, Value
 
 GLANCE_SECONDS = 300.0  # shortest time between two light captures that are due to fallen, flat power

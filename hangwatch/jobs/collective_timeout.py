@@ -13,9 +13,7 @@ from hangwatch.model import Job, JobName, Value
 
 NCCL_DEFAULT_SECONDS = 600.0
 OTHER_DEFAULT_SECONDS = 1800.0
-RENDEZVOUS_SECONDS = (
-    600.0  # in torch/distributed/elastic/rendezvous: `join` of the dynamic, `timeout` of the static one
-)
+RENDEZVOUS_SECONDS = 600.0  # torch/distributed/elastic/rendezvous: `join` if dynamic, `timeout` if static
 HEARTBEAT_DEFAULT_SECONDS = 480.0
 MOST = 1e9  # larger numbers (seconds or minutes) are cut to this; a variable may hold hundreds of digits
 VARIABLES = frozenset(

@@ -109,7 +109,10 @@ class _Run:
         if fitting:
             number = (fitting & -fitting).bit_length() - 1
             self._jobs[self.parts[number].stores] &= ~(1 << number)
-            self.parts[number].add(membership, ranks, stores)
+            part = self.parts[number]
+            part.memberships.append(membership)
+            part.ranks |= ranks
+            part.stores |= stores
         else:
             number = len(self.parts)
             if self.parts:
@@ -124,12 +127,6 @@ class _Part:
 
     def __init__(self, membership: Membership, ranks: set[int], stores: frozenset[str]) -> None:
         self.memberships, self.ranks, self.stores = [membership], ranks, stores
-
-    def add(self, membership: Membership, ranks: set[int], stores: frozenset[str]) -> None:
-        """Add a part with these ranks and stores to the job."""
-        self.memberships.append(membership)
-        self.ranks |= ranks
-        self.stores |= stores
 
     def as_membership(self) -> Membership:
         """Return the processes of all parts as one membership."""

@@ -304,18 +304,14 @@ def _spawned_memberships(tree: Tree, samples: Sequence[GpuSample], ranks: set[in
     memberships = []
     for parent_pid, group in siblings.items():
         head = tree.get(parent_pid) if parent_pid != INIT_PID else None
-        members = _spawned_ranks(group, holders)
+        # those that hold a GPU, also by a descendant; else those with a rendezvous address
+        members = [process for process in group if process.id.pid in holders]
+        members = members or [process for process in group if process_role.rendezvous(process.environ)[0]]
+        members.sort(key=start_order)
         if len(members) < 2 or (head and process_role.is_server(head)) or _is_of_server(members[0], tree):
             continue
         memberships.append(_of_siblings("spawn", head, members))
     return memberships
-
-
-def _spawned_ranks(group: list[Process], holders: set[int]) -> list[Process]:
-    """Return the processes of a group that hold a GPU, also by a descendant; else those with a rendezvous address."""
-    members = [process for process in group if process.id.pid in holders]
-    members = members or [process for process in group if process_role.rendezvous(process.environ)[0]]
-    return sorted(members, key=start_order)
 
 
 # --- ranks with an environment that may not be read -----------------------------------------------------------------

@@ -22,15 +22,13 @@ def find_gpus(
     return tuple(uuid for uuid in _claimed(environ, local_rank, gpus) if uuid not in taken)
 
 
-def _claimed(environ: Mapping[str, str], local_rank: int | None, gpus: Sequence[GpuSample]) -> tuple[str, ...]:
+def _claimed(environ: Mapping[str, str], local_rank: int | None, gpus: Sequence[GpuSample]) -> list[str]:
     """Return the GPU that the environment gives a rank: the only visible one, else the one with its local rank."""
     instances = {instance: gpu.uuid for gpu in gpus for instance in gpu.mig_uuids}
     visible = _visible(environ, [gpu.uuid for gpu in sorted(gpus, key=lambda gpu: gpu.index)], instances)
     if len(visible) == 1:
-        return tuple(visible)
-    if local_rank is None or local_rank >= len(visible):
-        return ()
-    return (visible[local_rank],)
+        return visible
+    return [] if local_rank is None else visible[local_rank : local_rank + 1]
 
 
 def _visible(environ: Mapping[str, str], uuids: list[str], instances: Mapping[str, str]) -> list[str]:

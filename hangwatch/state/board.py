@@ -222,8 +222,7 @@ class Board:
 
     def set(self, **changes: object) -> None:
         """Replace the given fields of the snapshot."""
-        with self._lock:
-            self._snapshot = replace(self._snapshot, **changes)
+        self.put(lambda snapshot: replace(snapshot, **changes))
 
     @contextmanager
     def running(self, task: str, began: float) -> Iterator[None]:

@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from hangwatch import detector, words
 from hangwatch.config import Detector
-from hangwatch.detector import TakeCapture, job_watch, sleepers, standstill
+from hangwatch.detector import TakeCapture, job_watch, sleepers
 from hangwatch.detector.job_watch import JobWatch, MotionCount
 from hangwatch.detector.known_pauses import NOWHERE, find_places
 from hangwatch.model import Grouping, JobState, Motion, RankId
@@ -71,7 +71,7 @@ def _apply_capture(
     looked_at = {dump.id.pid for dump in look.capture.ranks}
     came = sum(rank.id.pid not in looked_at for rank in entry.job.ranks)
     look = look.without_motion_of(
-        detector.find_settled_ranks(entry.watch, standstill.find_stays(look.grouping), now, settings)
+        detector.find_settled_ranks(entry.watch, sleepers.find_stays(look.grouping), now, settings)
     )
     watch, look = _follow_sleepers(entry.watch, look, now, settings)
     if watch.is_counted:
@@ -151,7 +151,7 @@ def count_motion(grouping: Grouping) -> MotionCount:
         ),
         serves=is_serving(grouping) or has_no_task(grouping),
         movers=frozenset(movers),
-        stays=standstill.find_stays(grouping),
+        stays=sleepers.find_stays(grouping),
         sleepers_text="; ".join(_describe_sleepers(grouping)),
     )
 

@@ -384,4 +384,5 @@ def test_verdict_on_an_exception_without_a_type_has_none_of_its_text(error_text:
 )
 def test_a_core_counts_where_it_is_of_this_end_and_of_a_fault(signal: str, at: float, counts: bool) -> None:
     core = crash_artifacts.Core(path="/core", unix_seconds=NOW + at, signal=signal)
-    assert collection._is_of_its_end(core, make_artifacts(0)._replace(gone_unix_seconds=NOW)) is counts
+    dead = collection._with_core(make_artifacts(0)._replace(gone_unix_seconds=NOW), core)
+    assert dead.core == (core if counts else None)

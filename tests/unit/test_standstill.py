@@ -1,7 +1,7 @@
 """Ranks that stay between the same few lines over several captures."""
 
-from hangwatch.detector import standstill
-from hangwatch.detector.standstill import Standstill
+from hangwatch.detector import sleepers
+from hangwatch.detector.sleepers import Standstill
 from hangwatch.model import CodeRegion, RankId
 
 RANK = RankId(rank=0)
@@ -18,7 +18,7 @@ def after(*looks: CodeRegion | None, seconds: float = 100.0) -> Standstill | Non
     """
     known: dict[RankId, Standstill] = {}
     for number, one in enumerate(looks):
-        known = standstill.follow_stays(known, {} if one is None else {RANK: one}, seconds * number)
+        known = sleepers.follow_stays(known, {} if one is None else {RANK: one}, seconds * number)
     return known.get(RANK)
 
 
@@ -36,14 +36,14 @@ def test_it_begins_anew_elsewhere() -> None:
 
 def test_a_rank_is_settled_after_several_looks_and_so_much_time() -> None:
     known = {RANK: Standstill(stay=stay("1"), since=0.0, captures=2)}
-    assert list(standstill.find_settled(known, 240.0, 240.0, 900.0)) == [RANK]
-    assert not list(standstill.find_settled(known, 239.0, 240.0, 900.0))
-    assert not list(standstill.find_settled({RANK: Standstill(stay=stay("1"), since=0.0)}, 999.0, 240.0, 900.0))
+    assert list(sleepers.find_settled(known, 240.0, 240.0, 900.0)) == [RANK]
+    assert not list(sleepers.find_settled(known, 239.0, 240.0, 900.0))
+    assert not list(sleepers.find_settled({RANK: Standstill(stay=stay("1"), since=0.0)}, 999.0, 240.0, 900.0))
 
 
 def test_a_rank_with_bytes_is_settled_later() -> None:
     carrying = CodeRegion(within="loop", places=("1",), carries=True)
     known = after(stay("1"), carrying, stay("1"))
     assert known.stay.carries
-    assert not list(standstill.find_settled({RANK: known}, 899.0, 240.0, 900.0))
-    assert list(standstill.find_settled({RANK: known}, 900.0, 240.0, 900.0)) == [RANK]
+    assert not list(sleepers.find_settled({RANK: known}, 899.0, 240.0, 900.0))
+    assert list(sleepers.find_settled({RANK: known}, 900.0, 240.0, 900.0)) == [RANK]

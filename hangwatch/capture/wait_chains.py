@@ -133,14 +133,14 @@ class WaitChains(NamedTuple):
                 every = procfs.read_children(pid, root, _MOST_SEARCHED)
                 named = [child for child in every if procfs.read_inner_pid(child, root) == call.child]
                 children = tuple(itertools.chain(named, *(procfs.read_children(child, root) for child in named)))
-            return [_Step(child, self._name("its child", child), may_answer=True) for child in children]
+            return [_Step(child, self._name("its child", child, pid), may_answer=True) for child in children]
         ways = self._find_ways(pid, call) if call.kind == "receives" else frozenset[str]()
         holders = [child for child in children if self.job.has_end(child, ways)]
         # A child that is dumped and runs the program of the rank is a data-loader worker, which was forked from it.
         program, dumped = self.job.program(pid), self.job.dumped
         strangers = [child for child in holders if child not in dumped or self.job.program(child) != program]
         if strangers:
-            return [_Step(child, self._name("its child", child), may_answer=True) for child in strangers]
+            return [_Step(child, self._name("its child", child, pid), may_answer=True) for child in strangers]
         workers = self._find_workers(pid, ways, {pid})
         if call.kind == "receives" and not system_calls.calls_by_name()[call.name].on:
             raise LookupError(call.name)  # a message queue or a semaphore of System V
@@ -177,9 +177,10 @@ class WaitChains(NamedTuple):
         visited.update(workers)
         return [_Step(worker, self._name("its worker", worker), is_worker=True) for worker in workers]
 
-    def _name(self, relation: str, pid: int) -> str:
+    def _name(self, relation: str, pid: int, ancestor: int | None = None) -> str:
         stat = procfs.read_stat(f"{self.job.proc_root}/{pid}")
-        return f"{relation} {pid} ({'' if stat is None else words.printable(stat.comm)})"
+        is_child = stat is None or ancestor in (None, stat.parent_pid)
+        return f"{relation if is_child else 'its descendant'} {pid} ({words.printable(stat.comm) if stat else ''})"
 
     # --- the end ------------------------------------------------------------------------------------------------------
 

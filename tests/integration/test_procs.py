@@ -76,6 +76,16 @@ def test_a_zombie_keeps_what_was_known_of_it() -> None:
     assert child.pid not in {process.id.pid for process in scan.processes()}
 
 
+def test_process_whose_main_thread_has_ended_is_not_gone(tmp_path: Path) -> None:
+    code = "import ctypes, threading, time\nthreading.Thread(target=time.sleep, args=(600,)).start()\n"
+    with targets.python(code + "ready()\nctypes.CDLL(None).pthread_exit(None)", tmp_path, RANK="4") as pid:
+        wait_for(lambda: ") Z " in Path(f"/proc/{pid}/stat").read_text(), "the main thread to end")
+        found = look(ProcessScan(), pid)
+        (rank,) = targets.taken(targets.job_of([pid])).ranks
+    assert (found.state, found.environ["RANK"]) == ("S", "4")
+    assert not rank.gone and [dump.fault.reason for dump in rank.rounds if dump.fault] == ["MainThreadEnded"] * 2
+
+
 def test_states_and_parents_are_read_at_every_scan(tmp_path: Path) -> None:
     scan = ProcessScan()
     with targets.python(targets.SLEEPING, tmp_path) as pid:

@@ -228,6 +228,20 @@ def test_awaited_child_is_found_among_many(tmp_path: Path) -> None:
     assert member.waits.awaited is not None and f"its child {child} (" in member.waits.awaited.name
 
 
+def test_stopped_descendant_of_a_rank_is_not_called_its_child(tmp_path: Path) -> None:
+    code = "import subprocess\nready()\nsubprocess.run(['sh', '-c', 'sleep 600; :'], capture_output=True)"
+    with targets.python(code, tmp_path) as pid:
+        wait_for(lambda: len(procfs.read_children(pid)) > 1, "the shell to start its child")
+        _, descendant = procfs.read_children(pid)
+        targets.wait_for_call(descendant, "sleeps")
+        targets.stop(descendant)
+        targets.wait_for_call(pid, "receives")
+        (member,) = measured(targets.job_of([pid]))
+        os.kill(descendant, signal.SIGKILL)
+    assert member.waits.awaited is not None
+    assert member.waits.awaited.name == f"its descendant {descendant} (sleep), which is stopped"
+
+
 def test_question_without_an_answer_is_known_from_its_connection() -> None:
     with (
         socket.create_server(("127.0.0.1", 0)) as listening,

@@ -246,7 +246,8 @@ def parse_stat(raw: bytes) -> Stat | None:
         return Stat(
             pid=int(raw[:comm_start]),
             comm=_printable_comm(raw[comm_start + 1 : comm_end]),
-            state=fields[0].decode("ascii"),
+            # The state of the main thread. If only that has ended, see pthread_exit(3), others may run or sleep.
+            state=fields[0].decode("ascii") if int(fields[17]) < 2 else fields[0].replace(b"Z", b"S").decode("ascii"),
             parent_pid=int(fields[1]),
             start_ticks=int(fields[19]),
             cpu_ticks=int(fields[11]) + int(fields[12]),

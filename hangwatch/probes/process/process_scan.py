@@ -188,10 +188,13 @@ class _Entry(NamedTuple):
     may_set_rank: bool = False
 
     def is_same_program(self, stat: Stat) -> bool:
-        if self.process.id.start_ticks != stat.start_ticks:
-            return False
-        # A zombie has lost its memory, but is the same program.
-        return stat.state in ENDED_STATES or self.program == _program(stat)
+        """True if this is the process, and it has not executed another program.
+
+        A zombie shows no memory, but is the same program; so does a process without its main thread.
+        """
+        return self.process.id.start_ticks == stat.start_ticks and (
+            not stat.resident_bytes or self.program == _program(stat)
+        )
 
 
 def _program(stat: Stat) -> int | str:
@@ -202,9 +205,11 @@ def _program(stat: Stat) -> int | str:
 def _candidates(stats: Mapping[int, Stat | Process], gpu_pids: Collection[int]) -> set[int]:
     children = list_by_key((stat.parent_pid, pid) for pid, stat in stats.items())
     found: set[int] = set()
-    comms = {pid: stat.comm for pid, stat in stats.items()}
-    by_comm = {pid for pid, comm in comms.items() if comm.startswith(_CANDIDATE_COMMS) or comm.endswith(".py")}
-    queue = [pid for pid in stats if pid in gpu_pids or pid in by_comm]
+    queue = [
+        pid
+        for pid, stat in stats.items()
+        if pid in gpu_pids or stat.comm.startswith(_CANDIDATE_COMMS) or stat.comm.endswith(".py")
+    ]
     while queue:
         pid = queue.pop()
         if pid not in found:
@@ -252,10 +257,12 @@ def _read_process(root: str, stat: Stat, entry: _Entry) -> _Entry:
 
 def _read_once(root: str, stat: Stat, entry: _Entry) -> _Entry:
     owned = _with_owner(root, entry).process  # the entry is cached for ever: it must have its owner
-    raw_cmdline = read_start(f"{root}/{stat.pid}/cmdline", _CMDLINE_LIMIT_BYTES)
+    # If only its main thread has ended, another thread still shows the memory of the process.
+    thread = str(stat.pid) if stat.resident_bytes else [str(stat.pid), *list_pids(f"{root}/{stat.pid}/task")][-1]
+    raw_cmdline = read_start(f"{root}/{thread}/cmdline", _CMDLINE_LIMIT_BYTES)
     answer: Environment | OSError
     try:
-        answer = environment.read(f"{root}/{stat.pid}", launchers.VARIABLES, launchers.SHOWN)
+        answer = environment.read(f"{root}/{thread}", launchers.VARIABLES, launchers.SHOWN)
     except OSError as error:
         answer = error.with_traceback(None)
     environ = answer.variables if isinstance(answer, Environment) else {}
@@ -268,7 +275,7 @@ def _read_once(root: str, stat: Stat, entry: _Entry) -> _Entry:
         cmdline=_parse_cmdline(raw_cmdline) if isinstance(raw_cmdline, bytes) else (),
         environ=environ,
         faults=faults,
-        is_python=_is_python(root, stat.pid, has_rank=not launchers.RANKS.isdisjoint(environ)),
+        is_python=_is_python(root, thread, has_rank=not launchers.RANKS.isdisjoint(environ)),
     )
     # An empty environment usually means that execve has not set it up yet.
     complete = bool(faults) or (isinstance(answer, Environment) and not answer.is_empty)
@@ -276,7 +283,7 @@ def _read_once(root: str, stat: Stat, entry: _Entry) -> _Entry:
     return _Entry(process, _program(stat), stat.content_hash, complete, may_set_rank)
 
 
-def _is_python(root: str, pid: int, *, has_rank: bool) -> bool | None:
+def _is_python(root: str, pid: str, *, has_rank: bool) -> bool | None:
     """Return if a process runs Python, by its executable or a mapped libpython; None if these do not show it.
 
     setproctitle changes the name, the command line and the environment of a process, but not its executable.

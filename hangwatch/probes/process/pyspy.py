@@ -125,6 +125,10 @@ def dump(
         paused = True
         answer = _attempt(call, (), min(deadline_seconds, BLOCKING_DEADLINE_SECONDS))
         after = _continue_if_stopped(before[0], was_stopped, proc_root)
+    if isinstance(answer, Fault) and answer.reason == "ProcessGone" and after and after[1] not in ENDED_STATES:
+        answer = Fault(
+            subject=call.subject, reason="MainThreadEnded", detail="only its main thread has ended: py-spy needs it"
+        )
     return PyspyAnswer(
         json=None if isinstance(answer, Fault) else answer,
         fault=answer if isinstance(answer, Fault) else None,
@@ -136,8 +140,8 @@ def dump(
 
 def find() -> Path | None:
     """Return the path of py-spy: in the folder of this interpreter, else on PATH; None if it is in neither."""
-    folders = str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)
-    found = shutil.which("py-spy", path=os.pathsep.join(folders))
+    folders = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+    found = shutil.which("py-spy", path=folders)
     return Path(found) if found else None
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hangwatch import words
-from hangwatch.model import Fault, Process, ProcessId, Value
+from hangwatch.model import Process, ProcessId, Value
 from hangwatch.probes.base import child, child_runner, procfs, pseudo_files
 
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
@@ -240,17 +240,9 @@ def _piped(pattern: str, pid: int) -> str:
 
 def _ask(questions: Sequence[dict[str, Any]], ranks: Sequence[tuple[RankSnapshot, Path]]) -> list[dict[str, Any]]:
     """Return an answer for each question. It is `refused` if the child did not answer in time."""
-    answers: list[dict[str, Any]] = []
-    if questions:
-        raw = _run(questions, ranks[0][0])
-        for line in raw.splitlines():
-            with contextlib.suppress(ValueError):
-                answers.append(json.loads(line))
-    return [*answers[: len(questions)], *([{"refused": "did not respond"}] * (len(questions) - len(answers)))]
-
-
-def _run(questions: Sequence[dict[str, Any]], seen: RankSnapshot) -> bytes:
-    """Return the child's output until its deadline, or a line with the reason why there is none."""
+    if not questions:
+        return []
+    seen, _ = ranks[0]
     printed = _FILES.run(
         [sys.executable, "-I", "-m", f"{__package__}.crash_artifacts_child"],
         seen.id,
@@ -258,4 +250,8 @@ def _run(questions: Sequence[dict[str, Any]], seen: RankSnapshot) -> bytes:
         deadline_seconds=FILES_DEADLINE_SECONDS,
         question=json.dumps(questions).encode(),
     )
-    return printed.detail.encode() if isinstance(printed, Fault) else printed.out
+    answers: list[dict[str, Any]] = []
+    for line in printed.out.splitlines() if isinstance(printed, child_runner.Printed) else ():
+        with contextlib.suppress(ValueError):
+            answers.append(json.loads(line))
+    return [*answers[: len(questions)], *([{"refused": "did not respond"}] * (len(questions) - len(answers)))]

@@ -8,7 +8,8 @@ with growing pauses, until they have all three.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -45,7 +46,7 @@ class LateEnvironments:
         """
         now = time.monotonic()
         earlier_candidates, self._candidates = self._candidates, {}
-        due, more = [], []
+        due = []
         for process, program in scanned:
             pid = process.id.pid
             candidate = earlier_candidates.get(pid)
@@ -55,8 +56,6 @@ class LateEnvironments:
             self._candidates[pid] = candidate
             if candidate.pause.due_monotonic_seconds <= now:
                 due.append(candidate)
-            if candidate.has_more:
-                more.append(candidate)
         places = {candidate.source.id: candidate.place for candidate in due if candidate.place is not None}
         unchanged = self._live.find_unchanged(places)
         due.sort(key=lambda candidate: candidate.pause.due_monotonic_seconds)
@@ -64,13 +63,11 @@ class LateEnvironments:
         for owner, candidate in order_by_turns(owned, lambda each: each.source.id.pid in gpu_pids):
             if time.monotonic() > now + seconds:
                 break
-            had_more = candidate.has_more
             candidate.pause = candidate.pause.begin(now)
             may_be_rank = self._may_be_rank(candidate, candidate.source.id.pid in gpu_pids)
             if may_be_rank and candidate.source.id not in unchanged:
                 self._read(candidate, owner)
-            more += [candidate] * (candidate.has_more and not had_more)
-        return {candidate.source.id.pid: candidate.merged() for candidate in more}
+        return {pid: candidate.merged() for pid, candidate in self._candidates.items() if candidate.has_more}
 
     def _read(self, candidate: _Candidate, owner: str) -> None:
         process = candidate.source.id
@@ -82,7 +79,9 @@ class LateEnvironments:
         answer = self._live.read(process, candidate.place, launchers.VARIABLES, launchers.SHOWN)
         if answer is not None:
             candidate.place, environment = answer
-            candidate.set_variables(environment.variables)
+            candidate.variables = environment.variables
+            if launchers.has_whole_slot(candidate.variables):  # complete: it is not read again
+                candidate.pause = GrowingPause(float("inf"))
 
     def _may_be_rank(self, candidate: _Candidate, holds_gpu: bool) -> bool:
         """True for a candidate. Its maps are read until they show a library, but again only if it has mapped more."""
@@ -109,34 +108,28 @@ def may_set_rank(process: Process) -> bool:
     return process.is_python is True or process.comm.startswith(names)
 
 
+@dataclass
 class _Candidate:
     """A process that may set its rank, with its variables as last read. `source` is the process as scanned."""
 
-    def __init__(self, source: Process, program: int | str) -> None:
-        self.source = source
-        self._program = program
-        self.modules: Modules | None = None
-        self.mapped_bytes = 0
-        self.place: Place | None = None
-        self.pause = GrowingPause()
-        self._variables: dict[str, str] = {}
+    source: Process
+    program: int | str
+    modules: Modules | None = None
+    mapped_bytes: int = 0
+    place: Place | None = None
+    pause: GrowingPause = field(default_factory=GrowingPause)
+    variables: Mapping[str, str] = field(default_factory=dict)
 
     def is_of(self, process: Process, program: int | str) -> bool:
         """True if this is the same process, and it has not executed another program."""
-        return program == self._program and (process is self.source or process.id == self.source.id)
+        return program == self.program and (process is self.source or process.id == self.source.id)
 
     @property
     def has_more(self) -> bool:
         """True if its variables or libraries are known."""
-        return bool(self._variables) or bool(self.modules and self.modules.libraries)
-
-    def set_variables(self, variables: dict[str, str]) -> None:
-        """Take the variables of a reading. A process with rank, world size and address is not read again."""
-        self._variables = variables
-        if launchers.has_whole_slot(variables):
-            self.pause = GrowingPause(float("inf"))
+        return bool(self.variables) or bool(self.modules and self.modules.libraries)
 
     def merged(self) -> Process:
         """Return the process with its libraries and all its variables, those of now before those of its start."""
         libraries = self.modules.libraries if self.modules else ()
-        return replace(self.source, environ={**self.source.environ, **self._variables}, libraries=libraries)
+        return replace(self.source, environ={**self.source.environ, **self.variables}, libraries=libraries)

@@ -17,7 +17,6 @@ import struct
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -54,27 +53,23 @@ class Turns:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._waiting: deque[threading.Lock] = deque()  # the first one has its turn, the others are locked until theirs
+        self._changed = threading.Condition()
+        self._asked = self._served = 0
 
     def __enter__(self) -> None:
-        turn = threading.Lock()
-        with self._lock:
-            self._waiting.append(turn)
-            if self._waiting[0] is turn:
-                return
-            turn.acquire()
-        turn.acquire()
+        with self._changed:
+            turn = self._asked
+            self._asked += 1
+            self._changed.wait_for(lambda: self._served == turn)
 
     def count(self) -> int:
         """Return the number of threads that have the lock or wait for it."""
-        return len(self._waiting)
+        return self._asked - self._served
 
     def __exit__(self, *error: object) -> None:
-        with self._lock:
-            self._waiting.popleft()
-            if self._waiting:
-                self._waiting[0].release()
+        with self._changed:
+            self._served += 1
+            self._changed.notify_all()
 
 
 class MemoryReader:

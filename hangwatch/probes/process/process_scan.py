@@ -167,11 +167,8 @@ class ProcessScan:
                 state=stat.state,
             )
             return _Entry(bare, _program(stat), stat.content_hash)
-        process = before.process
-        if (process.comm, process.state, process.parent_pid) == (stat.comm, stat.state, stat.parent_pid):
-            return before._replace(stat_hash=stat.content_hash)
-        process = replace(process, parent_pid=stat.parent_pid, comm=stat.comm, state=stat.state)
-        return _Entry(process, before.program, stat.content_hash, before.complete, before.may_set_rank)
+        process = replace(before.process, parent_pid=stat.parent_pid, comm=stat.comm, state=stat.state)
+        return before._replace(process=process, stat_hash=stat.content_hash)
 
 
 class _Entry(NamedTuple):

@@ -148,14 +148,13 @@ class ProgressCounters:
     def _read_part(self, part: Sequence[_Wanted], now: float) -> None:
         """Read the numbers of some ranks of one owner. If memory does not respond, its owner is silent for a while."""
         owner = part[0][1].owner
-        answers = self._memory.read_files(
-            [FilePlaces(rank.memory, places, process.start_ticks) for process, rank, places, _ in part], owner
-        )
-        for (process, rank, places, recorders), answer in zip(part, answers, strict=True):
+        files = [FilePlaces(rank.memory, places, process.start_ticks) for process, rank, places, _ in part]
+        answers = self._memory.read_files(files, owner)
+        for (_, rank, places, recorders), file, answer in zip(part, files, answers, strict=True):
             if answer == errno.ETIMEDOUT:
                 self._silent_until[owner] = now + SILENCE_SECONDS
             elif not isinstance(answer, int) and owner not in self._silent_until:
-                memory = _Prefetched(self._memory, rank, process, dict(zip(places, answer, strict=True)))
+                memory = _Prefetched(self._memory, file, owner, dict(zip(places, answer, strict=True)))
                 self._count(rank, recorders, memory, now)
 
     def _count(
@@ -265,8 +264,8 @@ class _Prefetched:
     `wanted` are the places that were needed. A place is read only once.
     """
 
-    def __init__(self, reader: MemoryReader, rank: _Rank, process: ProcessId, pieces: Mapping[Place, bytes]) -> None:
-        self._reader, self._rank, self._process, self._pieces = reader, rank, process, dict(pieces)
+    def __init__(self, reader: MemoryReader, file: FilePlaces, owner: str, pieces: dict[Place, bytes]) -> None:
+        self._reader, self._file, self._owner, self._pieces = reader, file, owner, pieces
         self.wanted: list[Place] = []
 
     def read(self, places: Sequence[Place]) -> Sequence[bytes]:
@@ -274,8 +273,7 @@ class _Prefetched:
         self.wanted += places
         missing = [place for place in places if place not in self._pieces]
         if missing:
-            file = FilePlaces(self._rank.memory, missing, self._process.start_ticks)
-            (answer,) = self._reader.read_files([file], self._rank.owner)
+            (answer,) = self._reader.read_files([self._file._replace(places=missing)], self._owner)
             if answer == errno.ETIMEDOUT:
                 raise TimeoutError
             if isinstance(answer, int):

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import click
 
-from hangwatch.cli.options import config_option, job_option, pid_option, topology_option
+from hangwatch.cli.options import config_option, job_option, pid_option
 from hangwatch.cli.reach import Reach, load_tool, nodes_options, parse_reach
 
 
@@ -23,7 +23,6 @@ class DumpOptions(NamedTuple):
     with_stacks: bool
     full: bool
     raw: Path | None
-    topology: Path | None
     directory: Path | None
     config_path: Path | None
 
@@ -64,7 +63,6 @@ class DumpOptions(NamedTuple):
 @click.option("--grouped", is_flag=True, help="As --json with one stack per group, the input of `hangwatch merge`.")
 @click.option("--stacks", "with_stacks", is_flag=True, help="Add all raw stacks, also to --grouped.")
 @click.option("--full", is_flag=True, help="Add the stacks of all groups, the evidence and details of the ranks.")
-@topology_option
 @click.option("--raw", type=click.Path(path_type=Path, file_okay=False), help="With --nodes: write all stacks to DIR.")
 @click.option(
     "-o",

@@ -80,8 +80,8 @@ def dump_local(options: DumpOptions) -> int:
 
 def _refuse_conflicts(options: DumpOptions) -> None:
     """Raise click.UsageError for options that cannot be used together on one node."""
-    if options.raw is not None or options.topology is not None:
-        raise click.UsageError("--raw and --topology need --nodes or --jobid; on one node -o writes all stacks")
+    if options.raw is not None:
+        raise click.UsageError("--raw needs --nodes or --jobid; on one node -o writes all stacks")
     if options.pids and options.wanted:
         raise click.UsageError("give either --job or --pid")
     if options.with_stacks and options.as_json_form and not options.grouped:

@@ -16,12 +16,6 @@ config_option = click.option(
     type=click.Path(path_type=Path, dir_okay=False),
     help=f"Configuration file.  [default: {DEFAULT_CONFIG} if it exists, else built-in defaults]",
 )
-topology_option = click.option(
-    "--topology",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="File with the leaf switch of each node: a Slurm topology.conf, or lines NODES: SWITCH.  [default: "
-    "SLURM_TOPOLOGY_ADDR]",
-)
 html_option = click.option(
     "--html", "html_path", type=click.Path(path_type=Path, dir_okay=False), help="Also write an HTML page here."
 )

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from itertools import combinations
 from math import comb
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -13,14 +12,12 @@ from msgspec.structs import replace
 from hangwatch.formats import sighting
 from hangwatch.formats.sighting import SWITCH_ADDRESS, Sighting
 from hangwatch.model import Group, Grouping, GroupRecords, Member, RankId, RecorderFacts, RecorderState
-from hangwatch.tools.fleet import cross_node, topology
-from hangwatch.tools.fleet.merge import SightingCollector
-from hangwatch.tools.fleet.nodeset import NodesError
-from hangwatch.tools.fleet.topology import Leaf, TopologyError
+from hangwatch.tools.fleet import cross_node
+from hangwatch.tools.fleet.merge import SightingCollector, find_leaf_switch
 from tests import samples
 
 NODES, LOCAL = 16, 8
-BY_SLURM = {f"n{node}": Leaf(f"s{node // 4}", SWITCH_ADDRESS) for node in range(NODES)}
+BY_SLURM = {f"n{node}": f"s{node // 4}" for node in range(NODES)}
 
 
 def member(rank: int, groups: Mapping[str, frozenset[int]], nodes: int = NODES) -> Member:
@@ -38,7 +35,7 @@ def member(rank: int, groups: Mapping[str, frozenset[int]], nodes: int = NODES) 
 
 def find_shared(
     odd: set[int],
-    leaves: Mapping[str, Leaf] = BY_SLURM,
+    leaves: Mapping[str, str] = BY_SLURM,
     groups: Mapping[str, frozenset[int]] | None = None,
     nodes: int = NODES,
 ) -> dict[str, str]:
@@ -122,62 +119,23 @@ def test_a_group_is_said_exactly_where_few_draws_would_fall_into_it(odd: set[int
     [
         ("s0.s2.node12", "s2"),
         ("leaf.node1", "leaf"),
-        ("node1", None),
-        ("", None),
-        ("...", None),
-        (".node1", None),
-        ("s" * 200 + ".node", None),
+        ("node1", ""),
+        ("", ""),
+        ("...", ""),
+        (".node1", ""),
+        ("s" * 200 + ".node", "s" * 63 + "…"),
         ("s\x1b[31m.node", "s\\x1b[31m"),
     ],
 )
-def test_what_slurm_says(address: str, switch: str | None) -> None:
-    leaf = topology.leaf_by_slurm(address)
-    if address.startswith("sss"):
-        assert leaf is not None and len(leaf.switch) <= 64
-    else:
-        assert (leaf.switch if leaf else None) == switch
+def test_what_slurm_says(address: str, switch: str) -> None:
+    assert find_leaf_switch(address) == switch
 
 
 def test_the_variable_travels_with_what_a_node_saw() -> None:
     job = replace(samples.job(range(4), None), job_key="k", environ={SWITCH_ADDRESS: "s0.s2.n1", "NCCL_ALGO": "Ring"})
     gathering = SightingCollector()
     gathering.add(Sighting(node="n1", job=job, opened_unix_seconds=0.0, grouping=Grouping(groups=())))
-    assert gathering.leaves(["k"]) == {"n1": Leaf("s2", SWITCH_ADDRESS)}
+    assert gathering.leaves(["k"]) == {"n1": "s2"}
     incident = samples.loader_hang()
     sent = sighting.make_sighting(replace(incident, job=replace(incident.job, environ=job.environ)))
     assert sent.job.environ == {SWITCH_ADDRESS: "s0.s2.n1"}, "and nothing else of the environment"
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "SwitchName=s0 Nodes=n[0-1]\nSwitchName=s1 Nodes=n2,n3 LinkSpeed=900\nSwitchName=top Switches=s[0-1]\n",
-        "# by hand\nn[0-1]: s0\nn[2-3] : s1  # the second\n",
-        "switchname=s0 nodes=n0\nn1: s0\nSwitchName=s1 Nodes=n[2-3]\n",
-    ],
-)
-def test_a_file_of_switches(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "topology.conf"
-    path.write_text(text)
-    found = topology.read(path)
-    assert {node: leaf.switch for node, leaf in found.items()} == {"n0": "s0", "n1": "s0", "n2": "s1", "n3": "s1"}
-    assert {leaf.source for leaf in found.values()} == {"topology.conf"}
-
-
-@pytest.mark.parametrize(
-    ("text", "why"),
-    [
-        ("", "has no line that assigns nodes"),
-        ("SwitchName=top Switches=s[0-1]\n", "has no line"),
-        ("n0: s0\nwhat is this\n", ":2: must be SwitchName"),
-        ("n[0-99999999]: s0\n", "more than 65,536 nodes"),
-        ("-oProxyCommand: s0\n", "not a host name"),
-    ],
-)
-def test_a_file_that_says_nothing(tmp_path: Path, text: str, why: str) -> None:
-    path = tmp_path / "topology.conf"
-    path.write_text(text)
-    with pytest.raises((TopologyError, NodesError), match=why):
-        topology.read(path)
-    with pytest.raises(TopologyError, match="cannot be read"):
-        topology.read(tmp_path / "gone")

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from hangwatch import words
 from hangwatch.cli import screen
-from hangwatch.cli.options import html_option, json_option, topology_option
+from hangwatch.cli.options import html_option, json_option
 from hangwatch.cli.reach import Reach
 from hangwatch.cli.usage_errors import InputError
 from hangwatch.formats import bounded_read, incident_file, sighting
@@ -28,9 +28,7 @@ from hangwatch.tools.commands.node_options import MOST_TOLD
 from hangwatch.tools.commands.output import print_answer, print_nodes_answer, verdict_text
 from hangwatch.tools.commands.output_files import NewFolder, files_below, write_text
 from hangwatch.tools.fleet import cross_node
-from hangwatch.tools.fleet import topology as topology_file
 from hangwatch.tools.fleet.merge import SightingCollector
-from hangwatch.tools.fleet.topology import Leaf
 
 if TYPE_CHECKING:
     from hangwatch.cli.dump import DumpOptions
@@ -52,7 +50,6 @@ job_option = click.option("--job", "wanted", help="Merge only this job, by id, k
 @click.command()
 @click.argument("sources", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="FILE|DIR...")
 @job_option
-@topology_option
 @click.option("--as-one-job", is_flag=True, help="Merge incidents of several jobs as if they were one job.")
 @json_option
 @html_option
@@ -61,7 +58,6 @@ def merge(
     sources: tuple[Path, ...],
     wanted: str | None,
     as_one_job: bool,
-    topology: Path | None,
     as_json_form: bool,
     html_path: Path | None,
 ) -> int:
@@ -73,7 +69,7 @@ def merge(
     Exits 1 if a file had to be skipped, 2 if nothing could be read.
     """
     gc.disable()  # the values have no reference cycles, and garbage collection would double the time
-    by_file, gathering = _by_file(topology), SightingCollector()
+    gathering = SightingCollector()
     problems = _gather(sources, gathering)
     jobs = gathering.jobs
     if not jobs:
@@ -85,13 +81,9 @@ def merge(
         click.echo(f"hangwatch: skipped: {words.count(len(problems) - MOST_TOLD, 'more file')}", err=True)
     grouping = gathering.merge_jobs(keys)
     ranks_here = gathering.ranks_here(keys[0]) if len(keys) == 1 else None
-    verdict = cross_node.judge(grouping, ranks_here, leaves=by_file or gathering.leaves(keys))
+    verdict = cross_node.judge(grouping, ranks_here, leaves=gathering.leaves(keys))
     print_answer(grouping, verdict, jobs[keys[0]], as_json_form, html_path)
     return INCOMPLETE if problems else 0
-
-
-def _by_file(path: Path | None) -> dict[str, Leaf]:
-    return {} if path is None else topology_file.read(path)
 
 
 def _missed(replies: Replies, grouping: Grouping) -> Sequence[str]:
@@ -174,7 +166,6 @@ def dump_nodes(reach: Reach, question: DumpOptions) -> int:
     from hangwatch.tools.fleet.node_replies import Replies
 
     gc.disable()
-    by_file = _by_file(question.topology)
     nodes = node_options.resolve_nodes(reach)
     replies, kept = Replies(with_stacks=question.raw is not None), _Kept(question.directory)
     stacks = None if question.raw is None else NewFolder(question.raw)
@@ -190,12 +181,10 @@ def dump_nodes(reach: Reach, question: DumpOptions) -> int:
     node_options.run_hangwatch(reach, nodes, arguments, replies, take)
     if stacks is not None:
         click.echo(f"stacks: {words.count(stacks.files, 'file')} in {question.raw}", err=True)
-    return _conclude(question, replies, kept, len(nodes), by_file)
+    return _conclude(question, replies, kept, len(nodes))
 
 
-def _conclude(
-    question: DumpOptions, replies: Replies, kept: _Kept, node_count: int, by_file: Mapping[str, Leaf]
-) -> int:
+def _conclude(question: DumpOptions, replies: Replies, kept: _Kept, node_count: int) -> int:
     """Print the verdict on each job. Return the exit code."""
     jobs = replies.gathering.jobs
     keys = [_chosen(question.wanted, jobs)] if question.wanted and jobs else list(jobs)
@@ -203,7 +192,7 @@ def _conclude(
     for key in keys:
         grouping = replies.gathering.merge_jobs([key])
         ranks_here = replies.gathering.ranks_here(key) if node_count == 1 else None
-        leaves = by_file or replies.gathering.leaves([key])
+        leaves = replies.gathering.leaves([key])
         verdict = cross_node.judge(grouping, ranks_here, _missed(replies, grouping), replies.clocks, leaves)
         answers.append(as_json.answer(grouping, verdict, jobs[key]))
         if question.directory is not None and not question.as_json_form:

@@ -9,9 +9,9 @@ from typing import NamedTuple, TypeAlias
 from msgspec.structs import replace
 
 from hangwatch import words
+from hangwatch.formats.sighting import SWITCH_ADDRESS
 from hangwatch.model import Evidence, Grouping, RankId, Value, Verdict
 from hangwatch.tools.fleet.merge import LONGEST_LIST
-from hangwatch.tools.fleet.topology import Leaf
 from hangwatch.verdict import judge as culprit
 
 _CHANCE = 0.01
@@ -34,7 +34,7 @@ def judge(
     ranks_here: int | None = None,
     unanswered: Sequence[str] = (),
     clocks: Sequence[ClockOffset] = (),
-    leaves: Mapping[str, Leaf] = MappingProxyType({}),
+    leaves: Mapping[str, str] = MappingProxyType({}),
 ) -> Verdict:
     """Return the verdict on the groups of many nodes, with evidence from the comparison of nodes.
 
@@ -79,7 +79,7 @@ class _Part(NamedTuple):
     ranks: frozenset[int]
 
 
-def _shared(verdict: Verdict, grouping: Grouping, leaves: Mapping[str, Leaf]) -> tuple[Evidence, ...]:
+def _shared(verdict: Verdict, grouping: Grouping, leaves: Mapping[str, str]) -> tuple[Evidence, ...]:
     """Return evidence for each rail, leaf switch or process group that contains all suspects, unless by chance.
 
     If one of these parts contains another, only the smaller one is evidence: ranks on one node are also on one
@@ -92,7 +92,7 @@ def _shared(verdict: Verdict, grouping: Grouping, leaves: Mapping[str, Leaf]) ->
     everybody = len(grouping.members)
     holding = []
     ids = [member.id for member in grouping.members]
-    switches = {node: f"{leaf.switch} (by {leaf.source})" for node, leaf in leaves.items()}
+    switches = {node: f"{leaf} (by {SWITCH_ADDRESS})" for node, leaf in leaves.items()}
     for parts, count in (
         _by_name("node", "are on ", [rank.node for rank in ids], odd),
         # The ranks with the same local rank on all nodes often share a network rail.

@@ -10,11 +10,10 @@ from hangwatch import words
 from hangwatch.formats.sighting import SWITCH_ADDRESS, Sighting
 from hangwatch.model import Group, Grouping, Job, list_by_key
 from hangwatch.stacks.grouping import merge_groups
-from hangwatch.tools.fleet import topology
-from hangwatch.tools.fleet.topology import Leaf
 
 _MOST_APART_SECONDS = 600.0
 LONGEST_LIST = 200
+_SWITCH_CHARACTERS = 64
 
 
 def merge_all(groupings: Iterable[Grouping]) -> Grouping:
@@ -29,6 +28,15 @@ def merge_all(groupings: Iterable[Grouping]) -> Grouping:
         max(sizes, default=None),
         (note for part in parts for note in part.notes),
     )
+
+
+def find_leaf_switch(address: str) -> str:
+    """Return the leaf switch in `address`, the value of SLURM_TOPOLOGY_ADDR, as short printable text; "" without one.
+
+    The value lists the switches from the root to the node, separated by dots. See srun(1).
+    """
+    *_, switch, node = ["", "", *address.split(".")]
+    return words.elided(words.printable(switch), _SWITCH_CHARACTERS) if node else ""
 
 
 class SightingCollector:
@@ -66,11 +74,11 @@ class SightingCollector:
         sightings = list(self._newest[key].values())
         return sightings[0].job.ranks_here or None if len(sightings) == 1 else None
 
-    def leaves(self, keys: Iterable[str]) -> dict[str, Leaf]:
+    def leaves(self, keys: Iterable[str]) -> dict[str, str]:
         """Return the leaf switch of each node. Nodes on which Slurm did not pass it to the ranks are left out."""
         said = ((node, one) for key in keys for node, one in self._newest[key].items())
-        found = ((node, topology.leaf_by_slurm(one.job.environ.get(SWITCH_ADDRESS, ""))) for node, one in said)
-        return {node: leaf for node, leaf in found if leaf is not None}
+        found = ((node, find_leaf_switch(one.job.environ.get(SWITCH_ADDRESS, ""))) for node, one in said)
+        return {node: leaf for node, leaf in found if leaf}
 
     def merge_jobs(self, keys: Iterable[str]) -> Grouping:
         """Merge the groups of the jobs with these keys. Contradictions between nodes become notes."""

@@ -58,7 +58,12 @@ def open_file(path: Path | str, *, flags: int = 0) -> BinaryIO:
         raise _refused(path, error) from None
     except ValueError as error:  # a NUL in the path, or a character that a path cannot contain
         raise FileError(path, f"is not a valid path: {error}", errno.EINVAL) from None
-    if flags & os.O_NONBLOCK and not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+    return _regular_file(file, path) if flags & os.O_NONBLOCK else file
+
+
+def _regular_file(file: BinaryIO, path: Path | str) -> BinaryIO:
+    """Return the file if it is a regular file. Else it is closed; raises FileError."""
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
         raise FileError(path, "is not a regular file", errno.EINVAL)
     return file
@@ -70,11 +75,8 @@ def open_below(folder: Path, path: Path, *, roots_links: bool = False) -> Binary
     With `roots_links`, links that only root can have made are followed. Their targets are resolved below `folder`.
     Raises FileError.
     """
-    remaining, open_folders, links_followed = (
-        list(path.relative_to(folder).parts[::-1]),
-        [_opened_folder(folder, path)],
-        0,
-    )
+    remaining = list(path.relative_to(folder).parts[::-1])
+    open_folders, links_followed = [_opened_folder(folder, path)], 0
     try:
         while True:
             name = remaining.pop() if remaining else "."
@@ -114,10 +116,7 @@ def _opened_file(name: str, path: Path, parent: int) -> BinaryIO:
         file = os.fdopen(os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=parent), "rb")
     except OSError as error:
         raise _refused_below(name, path, parent, error) from None
-    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-        file.close()
-        raise FileError(path, "is not a regular file", errno.EINVAL)
-    return file
+    return _regular_file(file, path)
 
 
 def _link(parent: int, name: str, path: Path) -> str | None:

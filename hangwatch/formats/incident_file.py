@@ -224,10 +224,7 @@ def rank_numbers(job: Job, grouping: Grouping) -> Iterator[int | None]:
     """Yield every rank number and world size of a job and its groups."""
     yield from (job.world_size, job.local_world_size, grouping.world_size)
     yield from (number for rank in job.ranks for number in (rank.rank, rank.local_rank))
-    for group in grouping.groups:
-        for member in group.members:
-            yield member.id.rank
-            yield member.id.local_rank
+    yield from (number for member in grouping.members for number in (member.id.rank, member.id.local_rank))
 
 
 def read_head(file: BinaryIO) -> bytes | None:

@@ -26,6 +26,9 @@ class _Complaint(NamedTuple):
     remedy: str = ""
 
 
+UNHEARD = "DumpFailed"
+"""The fault reason for an unknown message."""
+
 # The first match counts. "tool": the dump failed for a reason that is not evidence about the process.
 _COMPLAINTS = (
     _Complaint(
@@ -57,10 +60,8 @@ _COMPLAINTS = (
         re.compile(r"py-spy\S*: (command )?not found|command not found|py-spy\S*: no such file", re.IGNORECASE),
         "NoPyspy",
     ),
+    _Complaint(re.compile(""), UNHEARD),
 )
-
-UNHEARD = "DumpFailed"
-"""The fault reason for an unknown message."""
 
 
 def fault_of_message(subject: str, message: str) -> Fault:
@@ -68,17 +69,14 @@ def fault_of_message(subject: str, message: str) -> Fault:
 
     For an unknown message the reason is `DumpFailed`, which says nothing about the dumped process.
     """
-    detail = message[:_LONGEST_DETAIL]
-    for complaint in _COMPLAINTS:
-        if complaint.words.search(message):
-            return Fault(
-                subject=subject,
-                reason=complaint.reason,
-                detail=detail,
-                remedy=complaint.remedy,
-                about=complaint.about,
-            )
-    return Fault(subject=subject, reason=UNHEARD, detail=detail)
+    complaint = next(each for each in _COMPLAINTS if each.words.search(message))
+    return Fault(
+        subject=subject,
+        reason=complaint.reason,
+        detail=message[:_LONGEST_DETAIL],
+        remedy=complaint.remedy,
+        about=complaint.about,
+    )
 
 
 def names_main_thread(text: bytes) -> bool:

@@ -146,13 +146,10 @@ _CRASH: Labels = {
     "url": attrgetter("url"),
 }
 _OPEN: Labels = {
-    **_INCIDENT,
+    **_CRASH,
     "verdict": attrgetter("incident.verdict.kind"),
-    "confidence": attrgetter("incident.verdict.confidence.value"),
-    "named": lambda each: ranks_label(each.incident.verdict.named, each.incident.node),
     "check_first": lambda each: ranks_label(each.incident.verdict.check_first, each.incident.node),
     "summary": lambda each: sentence_label(each.shorten(each.incident.verdict.message)),
-    "url": attrgetter("url"),
     "stuck_on": lambda each: words.cut_middle(each.shorten(each.incident.verdict.stuck_on), LABEL_LENGTH),
     "next_step": lambda each: words.cut_middle(each.shorten(next_step(each.incident.verdict)), LABEL_LENGTH),
     "action": attrgetter("incident.verdict.action.kind"),

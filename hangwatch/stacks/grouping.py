@@ -142,11 +142,6 @@ class _LastState(Value, frozen=True):
     fault: Fault | None = None
     gone: bool = False
 
-    @property
-    def has_others(self) -> bool:
-        """True if the process has Python threads beside the deciding one that serve no library."""
-        return self.process_activity is None or bool(self.process_activity.others)
-
 
 def _make_identity(rank: RankId) -> _Identity:
     """Return a key that is equal for all dumps of the same rank.
@@ -247,6 +242,7 @@ def _make_member(rank: _Rank, answer: _LastState, memory: PlaceCache) -> Member:
     waits = measured.waits
     deciding = answer.process_activity.find_telling(answer.dump) if answer.process_activity and answer.dump else None
     frames_of_user, caller = memory.user_code(deciding) if deciding else ((), None)
+    others = answer.process_activity.others if answer.process_activity else ()
     main = stack_frames.main_thread(answer.dump.threads) if answer.dump else None
     call = dump.rounds[-1].main.call if dump.rounds else None
     is_at_thread = answer.process_activity is not None and answer.process_activity.waits_for == "thread"
@@ -266,7 +262,7 @@ def _make_member(rank: _Rank, answer: _LastState, memory: PlaceCache) -> Member:
                 stay=measured.stay,
                 task=side_threads.find_stuck_task(dump.rounds, memory.table),
                 sleep=sleeps.find_sleep(dump, activities),
-                is_alone=main is not None and deciding is main and not answer.has_others,
+                is_alone=deciding is not None and deciding is main and not others,
             )
         ),
         rounds=len(dump.rounds),

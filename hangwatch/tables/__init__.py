@@ -2,7 +2,7 @@
 
 import pkgutil
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache, cached_property
 from typing import TypeVar
 
@@ -40,15 +40,19 @@ class LineRow(Value, frozen=True, forbid_unknown_fields=True):
 
 
 class LineRows:
-    """The rows of a table by name. The first row that matches a line counts.
+    """The rows of a table by name, which `load_rows` returns. The first row that matches a line counts.
 
     With `whole`, a pattern must match from the start of the line. A pattern is compiled when a line first needs it.
     """
 
-    def __init__(self, rows: Mapping[str, LineRow], *, whole: bool) -> None:
-        self._rows = tuple((name, row.holds, row.pattern) for name, row in rows.items())
+    def __init__(self, load_rows: Callable[[], Mapping[str, LineRow]], *, whole: bool) -> None:
+        self._load_rows = load_rows
         self._compile = cache(compile_pattern)
         self._fits = re.Pattern.match if whole else re.Pattern.search
+
+    @cached_property
+    def _rows(self) -> tuple[tuple[str, str, str], ...]:
+        return tuple((name, row.holds, row.pattern) for name, row in self._load_rows().items())
 
     def first(self, line: str) -> tuple[str, re.Match[str]] | None:
         """Return the name of the first row that matches a line, and the match; None if no row matches."""

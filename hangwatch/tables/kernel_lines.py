@@ -44,9 +44,7 @@ def load() -> dict[str, Row]:
     return tables.load("hangwatch.tables", "kernel_lines.toml", dict[str, Row])
 
 
-@cache
-def _rows() -> tables.LineRows:
-    return tables.LineRows(load(), whole=True)
+_ROWS = tables.LineRows(load, whole=True)
 
 
 @cache
@@ -57,7 +55,7 @@ def literals() -> tuple[str, ...]:
 
 def find(line: str) -> MatchedLine | None:
     """Match a line of the kernel log, given without its time. Return None if no row matches."""
-    matched = _rows().first(line[:LONGEST_LINE])
+    matched = _ROWS.first(line[:LONGEST_LINE])
     if matched is None:
         return None
     groups = {name: text for name, text in matched[1].groupdict().items() if text}

@@ -1,15 +1,10 @@
 """Log lines by which a launcher, a scheduler or a library reports that a process ended (launcher_lines.toml)."""
 
-from functools import cache
 from typing import NamedTuple
 
 from hangwatch import tables
 from hangwatch.formats import decoding
 from hangwatch.model import RankId
-
-
-class Row(tables.LineRow, frozen=True, forbid_unknown_fields=True):
-    """A row of the table: a pattern for lines, and the program that prints them."""
 
 
 class Ended(NamedTuple):
@@ -23,14 +18,14 @@ class Ended(NamedTuple):
     has_traceback: bool = False
 
 
-@cache
-def _rows() -> tables.LineRows:
-    return tables.LineRows(tables.load("hangwatch.tables", "launcher_lines.toml", dict[str, Row]), whole=False)
+_ROWS = tables.LineRows(
+    lambda: tables.load("hangwatch.tables", "launcher_lines.toml", dict[str, tables.LineRow]), whole=False
+)
 
 
 def find(line: str) -> Ended | None:
     """Return the process that ended by a line of a log; None if the line reports no end."""
-    matched = _rows().first(line)
+    matched = _ROWS.first(line)
     if matched is None:
         return None
     parts = {name: value for name, value in matched[1].groupdict().items() if value is not None}

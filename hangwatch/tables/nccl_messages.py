@@ -30,14 +30,12 @@ def load() -> dict[str, Message]:
     return tables.load("hangwatch.tables", "nccl_messages.toml", dict[str, Message])
 
 
-@cache
-def _rows() -> tables.LineRows:
-    return tables.LineRows(load(), whole=False)
+_ROWS = tables.LineRows(load, whole=False)
 
 
 def find(line: str) -> MatchedMessage | None:
     """Match the first `LONGEST_LINE` characters of a line of NCCL's log. Return None if no row matches."""
-    matched = _rows().first(line[:LONGEST_LINE])
+    matched = _ROWS.first(line[:LONGEST_LINE])
     if matched is None:
         return None
     return MatchedMessage(matched[0], next((value for value in reversed(matched[1].groups()) if value), ""))

@@ -47,12 +47,6 @@ def _expand(pattern: str, fragments: Mapping[str, str]) -> str:
     return pattern
 
 
-@cache
-def _compile(pattern: str) -> re.Pattern[str]:
-    """Compile the pattern of a row when a text first needs it: all of them take 16 ms."""
-    return re.compile(pattern, re.IGNORECASE | re.MULTILINE)
-
-
 def mask(text: str) -> str:
     """Replace each secret of a known form by `***`, in linear time.
 
@@ -61,7 +55,7 @@ def mask(text: str) -> str:
     lowered = text.lower()
     for row in load().values():
         if any(word in lowered for word in row.holds):
-            text = _compile(row.pattern).sub(_masked, text)
+            text = re.sub(row.pattern, _masked, text, flags=re.IGNORECASE | re.MULTILINE)  # `re` keeps it compiled
     return text
 
 

@@ -5,6 +5,7 @@ Each rule looks for a difference that healthy jobs often have, too. Such a diffe
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from hangwatch.model import Confidence, Group, Motion, Signature
 from hangwatch.stacks import activity_table
@@ -176,36 +177,21 @@ def _find_low_power(scene: Scene) -> Sequence[Group]:
 # --- the table -------------------------------------------------------------------------------------------------------
 
 
-def _make_rule(
-    description: str,
-    suspects: Callable[[Scene], Sequence[Group]],
-    waiting: tuple[str, ...] = ("ranks", "gpu"),
-    sentence: str = "differs",
-    *,
-    are_few: bool = False,
-    may_name: bool = False,
-    by_stack: bool = True,
-) -> Rule:
-    return Rule(
-        kind="OutsideCollective",
-        description=description,
-        suspects=suspects,
-        waiting=waiting,
-        half_of="answered",
-        outnumber="three times" if are_few else "as many",
-        confidence=Confidence.NONE,
-        by_stack=by_stack,
-        sentence=sentence,
-        may_name=may_name,
-    )
-
+_make_rule = partial(
+    Rule,
+    "OutsideCollective",
+    half_of="answered",
+    confidence=Confidence.NONE,
+    by_stack=True,
+    sentence="differs",
+)
 
 CHECK_FIRST: tuple[Rule, ...] = (
     _make_rule(
         "are stopped (state `T` or `t`) or frozen by their cgroup, while the others are not known to wait for ranks",
         find_stopped,
         ANYTHING,
-        "stopped",
+        sentence="stopped",
         by_stack=False,
     ),
     _make_rule(
@@ -213,7 +199,7 @@ CHECK_FIRST: tuple[Rule, ...] = (
         "ranks",
         died_first,
         ANYTHING,
-        "died",
+        sentence="died",
         by_stack=False,
     ),
     _make_rule(
@@ -232,7 +218,7 @@ CHECK_FIRST: tuple[Rule, ...] = (
         "hold a file lock for which other ranks wait",
         _find_lock_holders,
         ("ranks", "gpu", "lock"),
-        "holds_lock",
+        sentence="holds_lock",
         by_stack=False,
     ),
     _make_rule(
@@ -249,7 +235,7 @@ CHECK_FIRST: tuple[Rule, ...] = (
     _make_rule(
         "do not progress in the program's own code",
         _find_only_group(_is_in_own_code),
-        are_few=True,
+        outnumber="three times",
         may_name=True,
     ),
     _make_rule(
@@ -264,73 +250,74 @@ CHECK_FIRST: tuple[Rule, ...] = (
         ),
         ("ranks",),
         sentence="awaits_thread",
-        are_few=True,
+        outnumber="three times",
         may_name=True,
     ),
     _make_rule(
         "wait for several of their threads, which are at different places",
         _find_only_group(lambda scene, group: group.awaited_differ and scene.may_be_cause(group)),
         sentence="awaits_threads",
-        are_few=True,
+        outnumber="three times",
     ),
     _make_rule(
         "do not progress in the program's own code, while the others wait for a lock",
         _find_only_group(_is_outside_awaited_lock),
         ("lock",),
-        are_few=True,
+        outnumber="three times",
     ),
     _make_rule(
         "have no thread in a collective, while all other ranks have one; all main threads are at the same place",
         _find_only_group(_lacks_thread_in_collective),
         ANYTHING,
-        "without_a_thread",
-        are_few=True,
+        sentence="without_a_thread",
+        outnumber="three times",
     ),
     _make_rule(
         "are in the same functions as all others, at another line of the user's code",
         _find_only_group(lambda scene, _: scene.are_at_different_lines and not scene.moving),  # normal for some roles
         ANYTHING,
-        "other_line",
-        are_few=True,
+        sentence="other_line",
+        outnumber="three times",
     ),
     _make_rule(
         "wait for their next order, while the others have gone on into a collective",
         _find_outside_collectives(_awaits_orders),
         ("ranks",),
-        "awaits_orders",
+        sentence="awaits_orders",
     ),
     _make_rule(
         "wait in a loop for clients or events, while the others have gone on into a collective",
         _find_outside_collectives(_idles_in_loop),
         ("ranks",),
-        "idles_in_loop",
+        sentence="idles_in_loop",
     ),
     _make_rule(
         "wait for an answer from another process, while the others have gone on into a collective",
         _find_outside_collectives(lambda group: is_answered_by_process(group) and not _idles_in_loop(group)),
         ("ranks",),
-        "awaits_process",
-    )._replace(outnumber="twice"),
+        sentence="awaits_process",
+        outnumber="twice",
+    ),
     _make_rule(
         "wait for another process or for events, while the others wait for their GPUs",
         _find_only_group(_awaits_process_or_events),
         ("gpu",),
         sentence="other_activity",
-        are_few=True,
+        outnumber="three times",
     ),
     _make_rule(
         "is a single rank in another collective, or in another call of the same collective",
         _find_only_group(lambda scene, group: group.size == 1 and scene.are_all_collective and not scene.only_roles),
         ("ranks",),
         sentence="other_collective",
-        are_few=True,
+        outnumber="three times",
     ),
     _make_rule(
         "wait in a collective or leave the job, while the others wait for their GPUs",
         _find_only_group(lambda scene, group: group.waits and _do_others_wait_for_gpus(scene, group)),
         ("gpu",),
         sentence="other_collective",
-        are_few=True,
+        outnumber="three times",
     ),
     _make_rule(
         "are half of the job and busy with one activity, while the others wait in one call of a collective",
@@ -343,13 +330,13 @@ CHECK_FIRST: tuple[Rule, ...] = (
         _find_only_group(lambda _, group: group.waits_for == "gpu"),
         ("ranks",),
         sentence="other_collective",
-        are_few=True,
+        outnumber="three times",
     ),
     _make_rule(
         "have GPUs that all draw less power than every working GPU",
         _find_low_power,
         ("work",),
-        "low_power",
+        sentence="low_power",
     ),
 )
 """The rules for ranks to check first. They are tried in this order. Section 4 of docs/verdicts.md prints them."""

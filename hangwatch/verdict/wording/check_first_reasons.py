@@ -7,7 +7,7 @@ from hangwatch.model import Group, median
 from hangwatch.stacks.user_code import call_lines, find_caller
 from hangwatch.verdict.findings import Finding
 from hangwatch.verdict.measurements import OddGpu
-from hangwatch.verdict.scene import count_ranks
+from hangwatch.verdict.scene import count_ranks, lock_holder, process_of
 from hangwatch.verdict.wording import clauses
 from hangwatch.verdict.wording.group_text import common_line, describe_suspects, name_ranks, others_wait, rank_ids
 
@@ -28,12 +28,10 @@ def lost_worker(finding: Finding) -> str:
 def holds_lock(finding: Finding) -> str:
     """Describe ranks that hold a file lock, and the ranks that wait for it."""
     others, members = finding.others, finding.members
-    held = {(member.id.node, member.id.pid) for member in members}
-    locks = [
-        (member.id, member.waits.file_lock) for group in others for member in group.members if member.waits.file_lock
-    ]
-    found = [(rank, lock.path) for rank, lock in locks if (rank.node, lock.holder_pid) in held]
-    waiting, path = [rank for rank, _ in found], found[0][1]
+    held = set(map(process_of, members))
+    found = [member for group in others for member in group.members if lock_holder(member) in held]
+    waiting = [member.id for member in found]
+    path = next(member.waits.file_lock.path for member in found if member.waits.file_lock)
     return (
         f"{words.agree(members, 'it', 'they')} {_describe_activity(finding.suspects)} "
         f"and {words.agree(members, 'holds', 'hold')} the lock of {path}, "

@@ -7,7 +7,7 @@ from msgspec import structs
 
 from hangwatch import words
 from hangwatch.limits import MOST_LISTED_RANKS
-from hangwatch.model import Evidence, GpuUse, Group, Grouping, Member, Motion, RankId, Signature, Stack, median
+from hangwatch.model import Evidence, Group, Grouping, Member, Motion, RankId, Signature, Stack, median
 from hangwatch.model.value import list_by_key
 from hangwatch.stacks import activity_table
 from hangwatch.tables import kernel_lines
@@ -206,7 +206,11 @@ def enclosed(grouping: Grouping) -> Iterator[Evidence]:
 def machine(members: Sequence[Member]) -> Iterator[Evidence]:
     """Yield evidence from counters of the nodes: GPUs with kernels that only wait, and ports with new errors."""
     uses = [member.gpu.use for member in members if member.gpu.use is not None]
-    if uses and len(uses) == len(members) and all(map(_only_waits, uses)):
+    only_wait = all(
+        use.sm_ratio >= SM_OF_A_KERNEL and use.tensor_ratio < _TENSOR_OF_WORK and use.dram_ratio < _DRAM_OF_WORK
+        for use in uses
+    )
+    if uses and len(uses) == len(members) and only_wait:
         message = (
             f"kernels run on the GPUs of {words.count(len(uses))} and only wait: they run on "
             f"{check_first_reasons.ratios([use.sm_ratio for use in uses])} of the SMs, and use "
@@ -241,15 +245,9 @@ def _frames(stack: Stack) -> str:
 def _shows(group: Group) -> str:
     if group.gone:
         return "the process has ended"
-    return (
-        group.fault.detail
-        if group.fault
-        else f"{clauses.describe_activity(group, several=group.size > 1)}: {clauses.describe_top_frames(group)}"
-    )
-
-
-def _only_waits(use: GpuUse) -> bool:
-    return use.sm_ratio >= SM_OF_A_KERNEL and use.tensor_ratio < _TENSOR_OF_WORK and use.dram_ratio < _DRAM_OF_WORK
+    if group.fault:
+        return group.fault.detail
+    return f"{clauses.describe_activity(group, several=group.size > 1)}: {clauses.describe_top_frames(group)}"
 
 
 def _waiting(groups: Sequence[Group], others: int, what: str, *, supports: bool) -> Iterator[Evidence]:

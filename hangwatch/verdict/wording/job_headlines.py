@@ -65,12 +65,12 @@ def suspended(finding: Finding) -> str:
 
 def no_task(finding: Finding) -> str:
     """Return the headline for a worker group of Ray without a task."""
-    who = (
-        f"{all_of(len(finding.scene.grouping.members))} have"
-        if len(finding.scene.grouping.members) > 1
-        else "the rank has"
-    )
+    who = _all_have(len(finding.scene.grouping.members))
     return f"{who} no task: this worker group of Ray waits for the driver, or for another group of the same Ray job."
+
+
+def _all_have(number: int) -> str:
+    return f"{all_of(number)} have" if number > 1 else "the rank has"
 
 
 def no_ranks(finding: Finding) -> str:
@@ -242,8 +242,7 @@ def cannot_tell(finding: Finding) -> str:
     scene, groups = finding.scene, finding.others
     where = guidance.where_to_look(scene.grouping)
     if scene.have_all_ended:
-        ended = f"{all_of(scene.existing)} have" if scene.existing > 1 else "the rank has"
-        return f"{ended} ended: no hang is shown.{limit_to_node(scene)}"
+        return f"{_all_have(scene.existing)} ended: no hang is shown.{limit_to_node(scene)}"
     if not groups:
         return f"no rank can be named: {_describe_no_stacks(scene)}.{where}"
     waiting = count_ranks(group for group in groups if group.waits)

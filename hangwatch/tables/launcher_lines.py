@@ -25,7 +25,7 @@ _ROWS = tables.LineRows(
 
 def find(line: str) -> Ended | None:
     """Return the process that ended by a line of a log; None if the line reports no end."""
-    matched = _ROWS.first(line)
+    matched = _ROWS.first(line.strip())
     if matched is None:
         return None
     parts = {name: value for name, value in matched[1].groupdict().items() if value is not None}

@@ -42,6 +42,7 @@ _WORDS_OF_ANCHORS = (
     "Fatal Python error: ",
     "Root Cause (",
     "Failures:",
+    *("Killed", " (core dumped)", "*** S", "*** s", "corrupt", "(): ", "terminate called ", " panicked at "),
 )
 _LONGEST_DECORATION = 200
 

@@ -71,7 +71,7 @@ def make_rank_dump(
     mount = mount_by_pid.get(rank.id.pid)
     rounds = tuple(_add_mount(dumps[rank.id], mount) for dumps in taken)
     return RankDump(
-        id=RankId(node=node, rank=rank.rank, local_rank=rank.local_rank, pid=rank.id.pid, title=rank.title),
+        id=RankId.copy_from(rank, node=node, pid=rank.id.pid),
         rounds=rounds,
         workers=tuple(
             _worker_dump(worker, tuple(dumps[worker.id] for dumps in taken), mount_by_pid.get(worker.id.pid))
@@ -140,7 +140,6 @@ def absent_ranks(job: Job, node: str) -> tuple[RankDump, ...]:
         ended = seen.get(place)
         rank = ended.rank if ended is not None else None if offset is None else offset + place
         pid = None if ended is None else ended.id.pid
-        died = None if ended is None else ended.died
-        return RankDump(id=RankId(node=node, rank=rank, local_rank=place, pid=pid), gone=True, died=died)
+        return RankDump.copy_from(ended, id=RankId(node=node, rank=rank, local_rank=place, pid=pid), gone=True)
 
     return tuple(map(absent, itertools.islice(itertools.chain.from_iterable(job.absent), ABSENT_LISTED)))

@@ -22,12 +22,10 @@ def read_load(
         for gpu in (sweep.gpus if sweep is not None else ())
         if gpu.uuid in rank.gpu_uuids and gpu.sm_clock_hertz is not None
     ]
-    return RankLoad(
+    return RankLoad.copy_from(
+        thread,
         read_monotonic_seconds=time.monotonic(),
-        delay_seconds=None if thread is None else thread.delay_seconds,
         throttled_seconds=control_groups.read_throttled_seconds(rank.id.pid, proc_root, sys_root),
-        io_bytes=None if thread is None else thread.io_bytes,
-        faulted_bytes=None if thread is None else thread.faulted_bytes,
         swap_bytes=procfs.read_swap_bytes(rank.id.pid, proc_root),
         clock_hertz=min(clocks, default=None),
         workers=tuple(counters.id for counters in worker_counters if counters.id is not None),

@@ -79,7 +79,7 @@ def _read_exits(
 
 
 def _make_artifacts(process: EndedProcess, node: str, lines: tuple[KernelLine, ...]) -> CrashArtifacts:
-    rank = RankId(node=node, rank=process.rank, local_rank=process.local_rank, pid=process.id.pid)
+    rank = RankId.copy_from(process, node=node, pid=process.id.pid)
     return CrashArtifacts(rank, process.gone_unix_seconds, lines)
 
 

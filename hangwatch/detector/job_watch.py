@@ -198,13 +198,8 @@ def begin_watch(job: Job, now: float, started: float | None = None, earlier: Job
     restart. Its known pauses are kept.
     """
     began = now if started is None else min(now, started)
-    identity = JobIdentity(
-        name=job.name,
-        generation=frozenset(job.processes),
-        began=began,
-        has_ranks=job.waiting is None,
-        has_ranks_on_other_nodes=job.has_ranks_on_other_nodes,
-    )
+    generation = frozenset(job.processes)
+    identity = JobIdentity.copy_from(job, generation=generation, began=began, has_ranks=job.waiting is None)
     return JobWatch(
         identity=identity,
         since=now,

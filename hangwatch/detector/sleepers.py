@@ -10,6 +10,8 @@ Within minutes, a rank that works reaches other lines or draws power. A rank tha
 
 from collections.abc import Iterator, Mapping, Set
 
+from msgspec.structs import replace
+
 from hangwatch.model import CodeRegion, Grouping, Motion, RankId, Signature, Sleep, Value
 from hangwatch.stacks.round_places import MOST_PLACES_OF_A_STAY
 
@@ -54,9 +56,8 @@ def _follow_sleep(before: Sleeper | None, sleep: Sleep, now: float, until: float
     if before is None or before.place != sleep.place:
         return Sleeper(place=sleep.place, since=now, until=until, longest_seconds=sleep.seconds)
     is_same = now < before.until  # of a relative timeout only the length is known, so its end seems to move
-    return Sleeper(
-        place=sleep.place,
-        since=before.since,
+    return replace(
+        before,
         until=min(before.until, until) if is_same else until,
         longest_seconds=max(before.longest_seconds, 0.0 if is_same else sleep.seconds),
         sleeps=before.sleeps + (not is_same),
@@ -131,14 +132,10 @@ def _follow_stay(before: Standstill | None, stay: CodeRegion, now: float) -> Sta
     if before is None or before.stay.within != stay.within:
         return Standstill(stay=stay, since=now)
     places = tuple(sorted({*before.stay.places, *stay.places}))
-    carries = before.stay.carries or stay.carries
     if len(places) > MOST_PLACES_OF_A_STAY:
         return Standstill(stay=stay, since=now)
-    return Standstill(
-        stay=CodeRegion(within=stay.within, places=places, carries=carries),
-        since=before.since,
-        captures=before.captures + 1,
-    )
+    region = replace(stay, places=places, carries=before.stay.carries or stay.carries)
+    return replace(before, stay=region, captures=before.captures + 1)
 
 
 def find_settled(

@@ -95,33 +95,29 @@ def _job(name: _Name, membership: Membership, tree: Tree, samples: Sequence[GpuS
     program = process_role.program_name(
         (first if first_slot and not process_role.is_spawned(first) else membership.launcher_process or first).cmdline
     )
-    local_world_size = first_slot.local_world_size if first_slot else None
+    local_size = first_slot.local_world_size if first_slot else None
     job_ranks = [
         _rank(process, slot, place=place if membership.has_places else None, tree=tree, samples=samples, ranks=ranks)
         for place, (process, slot) in enumerate(membership.members)
     ]
     job_ranks, notes = _without_other_users(job_ranks, tree)
     present = sorted({rank.local_rank for rank in job_ranks if rank.local_rank is not None})
-    return Job(
-        job_id=name.job_id,
-        launcher=membership.launcher,
+    return Job.copy_from(
+        name,
+        membership,
+        first_slot,
         launcher_id=membership.launcher_process.id if membership.launcher_process else None,
         ranks=tuple(job_ranks),
-        world_size=first_slot.world_size if first_slot else None,
-        local_world_size=local_world_size,
-        absent_local_ranks=spans(gaps(present, local_world_size or 0)),
+        absent_local_ranks=spans(gaps(present, local_size or 0)),
         command=program,
         user=None if first.uid is None or owners.pod_of(first) else f"uid {first.uid}",
         environ=first.environ,
-        job_key=name.job_key,
         owner=membership.owner.name,
         uid=_uid(membership),
         share=membership.owner.share,
         holds_gpu=holds_gpu(membership, samples),
         notes=(*membership.notes, *(first_slot.doubts if first_slot else ()), *notes),
-        waiting=membership.waiting,
         more_launcher_ids=tuple(head.id for head in membership.more_launcher_processes),
-        job_name=name.job_name,
         libraries=tuple(sorted({each for process, _ in membership.members for each in process.libraries})) or None,
         program=membership.engine
         or ("" if program == "-c" or membership.waiting is not None else words.plain_word(program)),

@@ -192,7 +192,7 @@ def _membership_key(holder: _SlotHolder) -> tuple[object, ...]:
     """Return a key that is equal for the processes of one job: owner and launcher, else owner, run and world size."""
     if holder.launcher_process is not None:
         return holder.owner, holder.launcher_process.id
-    return holder.owner, None, *run_key(holder.process, holder.slot), holder.slot.world_size
+    return *_owned_run(holder), holder.slot.world_size
 
 
 def _owned_run(holder: _SlotHolder) -> tuple[object, ...]:

@@ -268,17 +268,16 @@ class Board:
         index = {gpu.uuid: gpu.index for gpu in (self._snapshot.sweep.gpus if self._snapshot.sweep else ())}
         series: list[PowerSeries] = []
         for uuid, points in history.items():
-            gpu = entry.watch.power.gpus.get(uuid)
+            gpu = entry.watch.power.gpus.get(uuid, power_level.GpuPower())
             times, watts = _columns(thin(points, SERIES_POINTS))
             series.append(
-                PowerSeries(
+                PowerSeries.copy_from(
+                    gpu,
                     uuid=uuid,
                     index=index.get(uuid, len(series)),
                     unix_seconds=times,
                     watts=watts,
-                    limit_watts=gpu.limit_watts if gpu else None,
-                    busy_watts=gpu.busy_watts if gpu else None,
-                    low_power_threshold_watts=power_level.low_power_threshold_watts(gpu, settings) if gpu else None,
+                    low_power_threshold_watts=power_level.low_power_threshold_watts(gpu, settings),
                     local_ranks=tuple(
                         rank.local_rank
                         for rank in entry.job.ranks

@@ -15,6 +15,7 @@ from math import hypot, sqrt
 from typing import Literal, NamedTuple
 
 from msgspec import field
+from msgspec.structs import replace
 
 from hangwatch.model import ProcessId, Value, list_by_key, median
 from hangwatch.model.flight_records import Library, RankRecords
@@ -214,21 +215,6 @@ def _is_enough(readings: Sequence[Mapping[Place, PlaceSamples]], seconds: float)
     return count >= FEWEST_RECORDS and at_place[-1][-1] - at_place[0][0] >= seconds
 
 
-class _Standing(NamedTuple):
-    """The ranks at one place: the median lateness of each, and how far the latest rank is from the next."""
-
-    samples: PlaceSamples
-    step_seconds: float
-    medians: Mapping[ProcessId, float]
-    latest: ProcessId
-    standard_errors: float
-    is_late: bool
-
-    def ratio(self, rank: ProcessId) -> float:
-        """Return the lateness of a rank as a ratio of the step."""
-        return self.medians[rank] / self.step_seconds
-
-
 def judge(window: Window, seconds: float) -> ArrivalOrder:
     """Return the arrival order of a job, and name a rank if the records of `seconds` prove that it is late.
 
@@ -248,24 +234,11 @@ def judge(window: Window, seconds: float) -> ArrivalOrder:
             records=len(samples.times),
             ready_in_seconds=_ready_in_seconds(window.readings, place, samples, seconds),
         )
-    standings = {place: _compare(samples) for place, samples in enough.items()}
-    candidates = [place for place, standing in standings.items() if standing.is_late]
-    named = [place for place in candidates if not _is_role(standings[place].latest, standings)]
-    reason: Literal["", "NoneLate", "LateByRole"] = "" if named else "LateByRole" if candidates else "NoneLate"
-    place = max(named or candidates or standings, key=lambda place: standings[place].ratio(standings[place].latest))
-    standing = standings[place]
-    latest, samples = standing.latest, standing.samples
-    return ArrivalOrder(
-        reason=reason,
-        latest=latest,
-        place=place,
-        records=len(samples.times),
-        step_seconds=standing.step_seconds,
-        lateness_seconds=standing.medians,
-        lateness_ratio=standing.ratio(latest),
-        standard_errors=min(standing.standard_errors, MOST_SHOWN_STANDARD_ERRORS),
-        last_ratio=samples.last.count(samples.ranks.index(latest)) / len(samples.last),
-    )
+    orders = [_compare(place, samples) for place, samples in enough.items()]
+    candidates = [order for order in orders if order.named]
+    named = [order for order in candidates if order.named and not _is_role(order.named, orders)]
+    latest = max(named or candidates or orders, key=lambda order: order.lateness_ratio)
+    return latest if named or not candidates else replace(latest, reason="LateByRole")
 
 
 def _merge(readings: Sequence[Mapping[Place, PlaceSamples]]) -> dict[Place, PlaceSamples]:
@@ -294,7 +267,8 @@ def _ready_in_seconds(
     return max(0.0, missing_seconds, (FEWEST_RECORDS - len(samples.times)) / per_second)
 
 
-def _compare(samples: PlaceSamples) -> _Standing:
+def _compare(place: Place, samples: PlaceSamples) -> ArrivalOrder:
+    """Return the order at one place; its latest rank is named if it is late."""
     count, ranks = len(samples.times), samples.ranks
     step = max(1e-9, median(later - earlier for earlier, later in pairwise(samples.times)))
     columns = [samples.lateness[index :: len(ranks)] for index in range(len(ranks))]
@@ -313,18 +287,27 @@ def _compare(samples: PlaceSamples) -> _Standing:
         and standard_errors >= SURE_STANDARD_ERRORS
         and all(median(half) >= LATE_IN_HALF_RATIO * step for half in halves)
     )
-    medians = {rank: values[middle] for rank, values in zip(ranks, ordered, strict=True)}
-    return _Standing(samples, step, medians, ranks[latest], standard_errors, is_late)
+    return ArrivalOrder(
+        reason="" if is_late else "NoneLate",
+        latest=ranks[latest],
+        place=place,
+        records=count,
+        step_seconds=step,
+        lateness_seconds={rank: values[middle] for rank, values in zip(ranks, ordered, strict=True)},
+        lateness_ratio=ordered[latest][middle] / step,
+        standard_errors=min(standard_errors, MOST_SHOWN_STANDARD_ERRORS),
+        last_ratio=samples.last.count(latest) / len(samples.last),
+    )
 
 
-def _is_role(rank: ProcessId, standings: Mapping[Place, _Standing]) -> bool:
+def _is_role(rank: ProcessId, orders: Sequence[ArrivalOrder]) -> bool:
     """True if a rank is level in one of its groups, or late only at places that most ranks do not have."""
     late_groups, groups, shared = set[tuple[Library, str]](), set[tuple[Library, str]](), {rank}
-    for place, standing in standings.items():
-        if rank in standing.medians:
-            groups.add((place.library, place.group))
-            if standing.ratio(rank) >= LATE_IN_HALF_RATIO:
-                late_groups.add((place.library, place.group))
-                shared.update(standing.medians)
-    every = {each for standing in standings.values() for each in standing.medians}
+    for order in orders:
+        if rank in order.lateness_seconds and order.place is not None:
+            groups.add((order.place.library, order.place.group))
+            if order.lateness_seconds[rank] / order.step_seconds >= LATE_IN_HALF_RATIO:
+                late_groups.add((order.place.library, order.place.group))
+                shared.update(order.lateness_seconds)
+    every = {each for order in orders for each in order.lateness_seconds}
     return late_groups != groups or 2 * len(shared) < len(every)

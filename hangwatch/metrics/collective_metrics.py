@@ -7,8 +7,7 @@ from typing import NamedTuple
 from hangwatch.checks.framework.contract import JOB, Metric, Metrics
 from hangwatch.metrics import collective_progress
 from hangwatch.metrics.collective_progress import GroupProgress, JobProgress, RankStance
-from hangwatch.metrics.texts import yes_or_no
-from hangwatch.metrics.view import View
+from hangwatch.metrics.view import View, yes_or_no
 from hangwatch.model import JobName
 
 COLLECTIVES_OF_A_JOB = 2048  # ranks times groups, with at most three series each

@@ -22,8 +22,7 @@ from hangwatch import __version__, words
 from hangwatch.checks.framework.contract import JOB, Metric, Metrics
 from hangwatch.config import Detector
 from hangwatch.metrics import collective_metrics, gpu_metrics, job_metrics
-from hangwatch.metrics.texts import LABEL_LENGTH, sentence_label
-from hangwatch.metrics.view import View
+from hangwatch.metrics.view import LABEL_LENGTH, View, sentence_label
 from hangwatch.model import CheckResult, CheckStatus, NotMonitored, Point
 from hangwatch.state.board import DUMP_BUCKETS_SECONDS, Board, DumpHistogram
 from hangwatch.state.unseen import Unseen, list_unseen

@@ -9,8 +9,8 @@ from hangwatch import words
 from hangwatch.checks.framework.contract import JOB, Labels, Metric, Metrics
 from hangwatch.detector.idle_workers import find_idle_worker
 from hangwatch.detector.job_watch import quiet_seconds
-from hangwatch.metrics.texts import LABEL_LENGTH, number_text, ranks_label, sentence_label
 from hangwatch.metrics.view import (
+    LABEL_LENGTH,
     RANK,
     IncidentView,
     JobView,
@@ -20,6 +20,9 @@ from hangwatch.metrics.view import (
     list_jobs,
     list_living,
     list_ranks,
+    number_text,
+    ranks_label,
+    sentence_label,
 )
 from hangwatch.model import STOPPED_STATES, Group, Incident, JobName, JobState, Member, Signature
 from hangwatch.model.jobs import PageSilence

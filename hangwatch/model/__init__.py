@@ -46,7 +46,6 @@ from hangwatch.model.jobs import (
     SilenceAnswer,
 )
 from hangwatch.model.states import JobState, OPEN_STATES, RESTING_STATES, Motion, Signature
-from hangwatch.model.stacks import Frame, Thread, Stack
 from hangwatch.model.waits import (
     ENDED_STATES,
     SIGNAL_STOPPED_STATE,
@@ -68,6 +67,7 @@ from hangwatch.model.waits import (
     WaitEnd,
     Waits,
 )
+from hangwatch.model.dumps import Frame, Thread, Stack
 from hangwatch.model.dumps import (
     ThreadCounters,
     AwaitedThread,

@@ -6,11 +6,10 @@ from itertools import chain, pairwise
 
 from msgspec import structs
 
-from hangwatch.model.dumps import KernelLine, RankId
+from hangwatch.model.dumps import Frame, KernelLine, RankId, Stack
 from hangwatch.model.flight_records import Library, Progression
 from hangwatch.model.gpus import GpuReadings
 from hangwatch.model.jobs import Died, Waiting
-from hangwatch.model.stacks import Frame, Stack
 from hangwatch.model.states import Motion, Signature
 from hangwatch.model.value import Fault, Value
 from hangwatch.model.waits import STOPPED_STATES, KernelCall, Rests, Sleep, Waits, WorkerCall

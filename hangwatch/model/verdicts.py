@@ -71,7 +71,7 @@ class Verdict(Value, frozen=True):
 
 
 class Supplement(Value, frozen=True):
-    """Facts in addition to a capture: from logs, the kernel log or environments. `verdict.supplements` adds them.
+    """Facts in addition to a capture: from logs, the kernel log or environments. `verdict.judge` adds them.
 
     `headline` is the message of a verdict on these facts alone. `sentence` is added to a verdict that names no rank.
     `check_first` is used if it has no ranks to check first. `next_step`: the remedy of the headline's problem.

@@ -27,10 +27,10 @@ from hangwatch.model import (
 from hangwatch.stacks.activity import Table
 from hangwatch.stacks.grouping import group_ranks
 from hangwatch.verdict import environment_diff, judge
+from hangwatch.verdict.judge import complete
 from hangwatch.verdict.recommendation import with_action
 from hangwatch.verdict.scene import OPENS_FIFO, lock_holder, process_of
 from hangwatch.verdict.sequence_rules import decide_by_records
-from hangwatch.verdict.supplements import complete
 
 if TYPE_CHECKING:
     from hangwatch.logs.merged_logs import RankLog

@@ -1,7 +1,9 @@
 """From groups of ranks to a verdict: find the ranks that block the job, then write the text. Pure."""
 
-from hangwatch.model import Grouping, Verdict
-from hangwatch.verdict import recorder_dumps
+from msgspec.structs import replace
+
+from hangwatch.model import Grouping, Supplement, Verdict
+from hangwatch.verdict import kinds, recorder_dumps
 from hangwatch.verdict.culprit_search import find
 from hangwatch.verdict.recommendation import with_action
 from hangwatch.verdict.scene import build_scene
@@ -22,3 +24,17 @@ def judge(
     if dumped_records:
         finding = recorder_dumps.qualify(finding, dumped_records)
     return with_action(render(finding, gather(finding, scene)), grouping)
+
+
+def complete(verdict: Verdict | None, supplement: Supplement) -> Verdict:
+    """Return the verdict with the facts of a supplement, which name no rank. None: a verdict with only these facts."""
+    if verdict is None:
+        return Verdict.copy_from(supplement, kind="LogsOnly", message=supplement.headline)
+    verdict = replace(verdict, evidence=(*verdict.evidence, *supplement.evidence))
+    is_settled = bool(verdict.check_first) or kinds.find(verdict.kind).job != "stuck"
+    if verdict.named or (supplement.only_if_stuck and is_settled):
+        return verdict
+    message = f"{verdict.message} {supplement.sentence}".rstrip()
+    if supplement.check_first and not verdict.check_first:
+        verdict = replace(verdict, check_first=supplement.check_first, next_step="")
+    return replace(verdict, message=message)

@@ -14,7 +14,7 @@ from hangwatch.model import Verdict
 from hangwatch.stacks.grouping import group_ranks
 from hangwatch.tools.explain import traces
 from hangwatch.verdict import judge
-from hangwatch.verdict.supplements import complete
+from hangwatch.verdict.judge import complete
 from tests.conftest import load_table
 from tests.hangs import TABLE
 

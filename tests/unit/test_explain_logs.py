@@ -14,7 +14,7 @@ from hangwatch.logs import failures, kernel_text, line_prefixes, log_evidence, r
 from hangwatch.model import Confidence, Evidence, RankId, Verdict
 from hangwatch.tools.commands.explain import explain
 from hangwatch.tools.explain import streams, traces
-from hangwatch.verdict.supplements import complete
+from hangwatch.verdict.judge import complete
 from tests.conftest import load_table
 from tests.unit.test_explain_stacks import EXAMPLES, STUCK, WAITS, collect, explained, process, read
 

@@ -11,7 +11,7 @@ from hangwatch.model import RankId
 from hangwatch.stacks.grouping import group_ranks
 from hangwatch.tools.explain import traces
 from hangwatch.verdict import judge
-from hangwatch.verdict.supplements import complete
+from hangwatch.verdict.judge import complete
 from tests.conftest import load_table
 from tests.hangs import TABLE
 from tests.unit.test_traces import process

@@ -32,7 +32,7 @@ from hangwatch.tools.explain.stacks import (
 )
 from hangwatch.tools.explain.stacks.parsed_processes import Interned
 from hangwatch.verdict import judge
-from hangwatch.verdict.supplements import complete
+from hangwatch.verdict.judge import complete
 from tests.conftest import DATA, load_table
 from tests.hangs import numbers
 from tests.titled_processes import CASES, sources

@@ -24,7 +24,7 @@ from hangwatch.detector import job_watch
 from hangwatch.detector.power_level import GpuPower
 from hangwatch.detector.watch_parts import Silence
 from hangwatch.metrics import collector
-from hangwatch.metrics.texts import LABEL_LENGTH, sentence_label
+from hangwatch.metrics.view import LABEL_LENGTH, sentence_label
 from hangwatch.model import (
     CheckResult,
     CheckStatus,

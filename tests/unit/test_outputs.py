@@ -5,7 +5,7 @@ import pytest
 from hangwatch.logs import live_output, log_evidence
 from hangwatch.logs.merged_logs import RankLog
 from hangwatch.model import OutputEnd, RankId, Verdict
-from hangwatch.verdict.supplements import complete
+from hangwatch.verdict.judge import complete
 from tests import secret_texts
 
 RANKS = [RankId(node="n", rank=number, local_rank=number, pid=100 + number) for number in range(8)]

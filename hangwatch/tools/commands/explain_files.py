@@ -28,8 +28,8 @@ from hangwatch.tools.commands.output_files import MOST_FILES, files_below
 from hangwatch.tools.explain import traces
 from hangwatch.tools.explain.flight_dumps import rank_recorders, recorder_dump
 from hangwatch.verdict import judge, recorder_dumps
+from hangwatch.verdict.judge import complete
 from hangwatch.verdict.recommendation import with_action
-from hangwatch.verdict.supplements import complete
 
 MOST_INCIDENTS = 64  # in one folder; all together have at most MAX_INCIDENT_BYTES
 _MOST_NAMED_FILES = 8

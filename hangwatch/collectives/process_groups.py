@@ -41,7 +41,8 @@ class ProcessGroup:
     rank is, `transfers` the oldest send and recv that stay open. `members` are the known ranks of the group; all its
     ranks if `is_whole`. `newest` is the number of the newest collective that each member has enqueued, 0 if none, and
     `completed` the number up to which it had completed them. For the members in `unknown` these are not known. They are
-    known for no member unless all have created equally many groups with this name, and one thread at a time used it.
+    known for no member unless all have created equally many groups with this name, one thread at a time used it, and
+    no member enqueued an operation after the records of another were read.
     """
 
     library: Library
@@ -83,8 +84,9 @@ class ProcessGroup:
     def may_have_end(self) -> bool:
         """True if a rank waits in this group for a rank that has not joined, is unknown, or has not completed."""
         numbers = [wait.number for wait in self.waits.values()]
-        reached = max(self.highest_completed, self.highest_started)
-        is_apart = bool(numbers) and (self.lowest_newest < max(numbers) or min(numbers) <= reached)
+        is_apart = bool(numbers) and (
+            self.lowest_newest < max(numbers) or min(numbers) <= max(self.highest_completed, self.highest_started)
+        )
         return is_apart or bool(self.unknown or self.transfers)
 
     @property
@@ -213,7 +215,15 @@ def _find_numbers(
     """
     generations = {group_records.generation for group_records in records.values()}
     lowest = min((wait.number for wait in waits.values()), default=0)
-    if len(generations) > 1 or any(_has_shared_number(group_records, lowest) for group_records in records.values()):
+    until = MOST_DIFFERENT_CLOCKS_SECONDS + min(
+        (wait.created_unix_seconds + wait.open_seconds for wait in waits.values() if wait.open_seconds),
+        default=float("inf"),
+    )
+    if len(generations) > 1 or any(
+        _has_shared_number(group_records, lowest)
+        or any(operation.created_unix_seconds > until for operation in group_records.operations)
+        for group_records in records.values()
+    ):
         return {}, {}
     newest = {rank: group_records.number for rank, group_records in records.items()}
     completed = {rank: group_records.completed for rank, group_records in records.items()}

@@ -235,6 +235,13 @@ def test_number_that_two_threads_share_is_not_compared(numbers: tuple[int, int],
     assert judge([member_of_threads(0, (6, 7)), member_of_threads(1, numbers)]).kind == kind
 
 
+@pytest.mark.parametrize(("later_seconds", "kind"), [(10, "AllJoined"), (500, "Unknown")])
+def test_records_of_an_earlier_attempt_are_not_compared(later_seconds: int, kind: str) -> None:
+    later = record(6, state="open", created_unix_ns=(1000 + later_seconds) * 10**9)
+    job = [standing(0, waits(6)), member(1, recorder(later, read_unix_seconds=2000.0), node="b")]
+    assert judge(job).kind == kind
+
+
 def test_groups_without_a_name_are_not_compared() -> None:
     nameless = [
         member(rank, recorder(record(5 + (rank < 3), group_name="", state="open" if rank < 3 else "completed")))

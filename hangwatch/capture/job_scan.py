@@ -16,7 +16,7 @@ from hangwatch.jobs.discovery import DEFAULT_LIMITS
 from hangwatch.jobs.membership_search import needs_endpoint
 from hangwatch.model import FoundJobs, GpuSweep, Job, NotMonitored, Process, ProcessId
 from hangwatch.probes.base import owner_turns, procfs
-from hangwatch.probes.base.growing_pause import GrowingPause
+from hangwatch.probes.base.owner_turns import GrowingPause
 from hangwatch.probes.network import sockets
 from hangwatch.probes.network.sockets import Connection, Tables
 from hangwatch.probes.process.live_environ import LiveEnvironments

@@ -298,4 +298,4 @@ def _tracer(pid: int, proc_root: Path) -> str | None:
     tracer = procfs.read_tracer(pid, proc_root)
     if tracer is None:
         return None
-    return f"{words.printable(procfs.read_counters(tracer, proc_root).comm) or 'a tracer'}, pid {tracer}"
+    return f"{procfs.read_comm(tracer, proc_root) or 'a tracer'}, pid {tracer}"

@@ -14,8 +14,7 @@ from hangwatch.jobs import process_role
 from hangwatch.jobs.owners import Owner, owner_of
 from hangwatch.model import Process, ProcessId
 from hangwatch.probes.base import procfs
-from hangwatch.probes.base.growing_pause import GrowingPause
-from hangwatch.probes.base.owner_turns import order_by_turns
+from hangwatch.probes.base.owner_turns import GrowingPause, order_by_turns
 from hangwatch.probes.network import sockets
 from hangwatch.probes.network.sockets import ESTABLISHED, Connection, End, Tables
 from hangwatch.tables.launchers import RANKS, TABLE

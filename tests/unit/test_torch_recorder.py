@@ -21,8 +21,8 @@ from hangwatch.model.flight_records import (
 )
 from hangwatch.probes.process.memory_image import UnreadableError
 from hangwatch.probes.torch_recorder import decode, layouts, libraries, rows, search
-from hangwatch.probes.torch_recorder.backend_recorders import MOST_BACKENDS, read_registry
 from hangwatch.probes.torch_recorder.layouts import Layout
+from hangwatch.probes.torch_recorder.search import MOST_BACKENDS, read_registry
 from tests import fuzz_recorder, torch_layouts
 from tests.recorder_memory import CREATED_UNIX_NS, FLOAT, Group, Memory, Operation, recorder, registry, text
 

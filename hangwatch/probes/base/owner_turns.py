@@ -1,11 +1,13 @@
-"""The order in which a shared thread works for the owners of jobs: they take turns."""
+"""The order in which a shared thread works for the owners of jobs: they take turns, and pause between attempts."""
+
+from __future__ import annotations
 
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from operator import itemgetter
 from types import MappingProxyType
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from hangwatch.model import list_by_key
 
@@ -57,3 +59,17 @@ class OwnerTurns:
                 yield item
             finally:
                 self._seconds[owner] += self._clock() - began
+
+
+_FIRST_SECONDS, _LAST_SECONDS, _GROWTH = 5.0, 15.0, 1.5
+
+
+class GrowingPause(NamedTuple):
+    """The time of the next attempt at a fact that appears after the start of a process, and the pause after it."""
+
+    due_monotonic_seconds: float = 0.0
+    seconds: float = _FIRST_SECONDS
+
+    def begin(self, now: float) -> GrowingPause:
+        """Return the pause after an attempt at the time `now`."""
+        return GrowingPause(now + self.seconds, min(self.seconds * _GROWTH, _LAST_SECONDS))

@@ -35,7 +35,6 @@ class Counters(Value, frozen=True):
     """
 
     id: ProcessId | None = None
-    comm: str = ""
     state: str | None = None
     cpu_seconds: float | None = None
     io_bytes: int | None = None
@@ -65,7 +64,6 @@ def read_counters(pid: int, proc_root: Path = PROC) -> Counters:
     wchan = texts["wchan"].strip()
     return Counters(
         id=ProcessId(pid=pid, start_ticks=stat.start_ticks),
-        comm=stat.comm,
         state=stat.state,
         cpu_seconds=stat.cpu_ticks / TICKS_PER_SECOND,
         io_bytes=parse_io(texts["io"], "rchar", "wchar"),
@@ -101,6 +99,12 @@ def is_alive(process: ProcessId, proc_root: Path = PROC) -> bool:
     """True if this process exists. Another process with the same pid does not count."""
     state = read_state(process.pid, proc_root)
     return state is not None and state[0] == process
+
+
+def read_comm(pid: int, proc_root: Path = PROC) -> str:
+    """Return the name of a process with escapes for control characters; empty if it has ended."""
+    stat = read_stat(f"{proc_root}/{pid}")
+    return "" if stat is None else stat.comm
 
 
 def read_parent(pid: int, proc_root: Path = PROC) -> int | None:

@@ -68,7 +68,7 @@ def read(
         behind=behind,
         path=words.elided(_path(pid, proc_root, thread), _MOST_CHARACTERS),
         child_pid=child,
-        child_comm=_comm(child, proc_root) if child is not None else "",
+        child_comm=procfs.read_comm(child, proc_root) if child is not None else "",
         child_state=_state(child, proc_root),
         file_lock=lock,
         thread="" if awaited is None else awaited.name or str(thread),
@@ -178,11 +178,6 @@ def _is_same(call: SystemCall, previous: SystemCall) -> bool:
 def _child(pid: int, inner_pid: int | None, proc_root: Path) -> int | None:
     children = procfs.read_children(pid, proc_root, _MOST_CHILDREN) if inner_pid is not None else ()
     return next((child for child in children if procfs.read_inner_pid(child, proc_root) == inner_pid), None)
-
-
-def _comm(pid: int, proc_root: Path) -> str:
-    stat = procfs.read_stat(f"{proc_root}/{pid}")
-    return "" if stat is None else stat.comm
 
 
 def _state(pid: int | None, proc_root: Path) -> str:
@@ -320,7 +315,7 @@ class _Search:
         holder = self._first_of(near, link, mode) or strangers.find_holder(self._pid, link, mode)
         if holder is None and strangers.are_all_read:  # after an incomplete search, another may hold it, too
             holder = self._first_of([self._pid], link, mode)
-        return (None, "") if holder is None else (holder, _comm(holder, self._root))
+        return (None, "") if holder is None else (holder, procfs.read_comm(holder, self._root))
 
     def _first_of(self, pids: Iterable[int], link: str, mode: int) -> int | None:
         return next((pid for pid in pids if has_open(pid, link, mode, self._root)), None)

@@ -58,10 +58,10 @@ def find_polled_lock(pid: int, proc_root: Path, ranks: Container[int] | None = N
 
 def _held_by(holder: int, pid: int, path: str, proc_root: Path) -> FileLock | None:
     """Return the lock on a file with its holder; None if that process cannot hold it."""
-    comm = procfs.read_counters(holder, proc_root).comm
+    comm = procfs.read_comm(holder, proc_root)
     if not comm or not _may_hold(holder, pid, path, proc_root):
         return None
-    return FileLock(path=words.elided(path, LONGEST_PATH), holder_pid=holder, holder_comm=words.printable(comm))
+    return FileLock(path=words.elided(path, LONGEST_PATH), holder_pid=holder, holder_comm=comm)
 
 
 def _may_hold(holder: int, pid: int, path: str, proc_root: Path) -> bool:

@@ -15,8 +15,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from hangwatch.model import Process
-from hangwatch.probes.base.growing_pause import GrowingPause
-from hangwatch.probes.base.owner_turns import order_by_turns
+from hangwatch.probes.base.owner_turns import GrowingPause, order_by_turns
 from hangwatch.probes.base.procfs import FRAMEWORK_MAPPED_BYTES, PROC, read_mapped_bytes
 from hangwatch.probes.process.live_environ import LiveEnvironments, Modules, Place
 from hangwatch.tables import launchers

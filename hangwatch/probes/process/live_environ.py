@@ -201,7 +201,7 @@ def _look_up(image: Image, name: bytes, table: int, symbols: int, strings: int) 
     number = int.from_bytes(raw, "little")
     if number < first_symbol:
         return None
-    chain = image.take_mapped(buckets_at + 4 * (buckets + number - first_symbol), 4 * _HASH_VALUES)
+    (chain,) = image.take_mapped([buckets_at + 4 * (buckets + number - first_symbol)], 4 * _HASH_VALUES)
     for (value,) in struct.iter_unpack("<I", chain[: len(chain) & -4]):
         if value | 1 == wanted | 1:
             (raw,) = image.take([(symbols + _SYMBOL.size * number, _SYMBOL.size)])
@@ -246,7 +246,7 @@ def _read_array(image: Image, symbol: int) -> tuple[int, bytes]:
     array = int.from_bytes(raw, "little")
     if not array:
         return 0, b""
-    raw = image.take_mapped(array, 8 * (MOST_VARIABLES + 1))
+    (raw,) = image.take_mapped([array], 8 * (MOST_VARIABLES + 1))
     for at in range(0, len(raw) - 7, 8):
         if raw[at : at + 8] == bytes(8):
             return array, raw[:at]
@@ -259,7 +259,7 @@ def _choose(image: Image, pointers: bytes, wanted: Container[str], shown: Contai
     """Return the addresses of the variables in `wanted` and `shown`. A text without "=" is skipped."""
     addresses = [address for (address,) in struct.iter_unpack("<Q", pointers)]
     chosen = []
-    for address, head in zip(addresses, image.take_all_mapped(addresses, _NAME_BYTES), strict=True):
+    for address, head in zip(addresses, image.take_mapped(addresses, _NAME_BYTES), strict=True):
         name, equals, _ = head.partition(b"\0")[0].decode("utf-8", "replace").partition("=")
         if equals and (name in wanted or name in shown):
             chosen.append(address)

@@ -63,11 +63,7 @@ class Image:
         )
         return pieces
 
-    def take_mapped(self, address: int, count: int) -> bytes:
-        """Return the bytes from `address` up to the first unmapped page, `count` at most."""
-        return self.take_all_mapped([address], count)[0]
-
-    def take_all_mapped(self, addresses: Sequence[int], count: int) -> Sequence[bytes]:
+    def take_mapped(self, addresses: Sequence[int], count: int) -> Sequence[bytes]:
         """Return the bytes from each address up to the first unmapped page, `count` at most of each."""
         self._spend(len(addresses) * count)
         require(all(0 < address < 1 << 48 for address in addresses), "a pointer is not a valid address")

@@ -1,10 +1,10 @@
 """Read PyTorch's flight recorder from the memory of a running process.
 
 Nothing is set in the job, and nothing is paused. A static pointer in libtorch leads to the recorder. From 2.15 on a
-registry leads to those of further backends (`backend_recorders`). Both are found by symbols of the library (`symbols`),
-or the recorder by its shape (`search`). The offsets of the fields come from a table by version (`layouts`). They are
-accepted only if all values are plausible (`decode`). Reading requires the right of ptrace(2). It works on a rank in any
-state.
+registry leads to those of further backends. Both are found by symbols of the library (`symbols`), or the recorder by
+its shape (`search`, which also reads the registry). The offsets of the fields come from a table by version (`layouts`).
+They are accepted only if all values are plausible (`decode`). Reading requires the right of ptrace(2). It works on a
+rank in any state.
 """
 
 import platform
@@ -24,7 +24,7 @@ from hangwatch.probes.base.pseudo_files import PAGE_BYTES
 from hangwatch.probes.process import process_memory
 from hangwatch.probes.process.memory_image import Read, UnreadableError, require
 from hangwatch.probes.process.process_memory import MOST_MAPS_BYTES
-from hangwatch.probes.torch_recorder import backend_recorders, decode, layouts, libraries, search, symbols, threads
+from hangwatch.probes.torch_recorder import decode, layouts, libraries, search, symbols, threads
 from hangwatch.probes.torch_recorder.layouts import Layout
 from hangwatch.probes.torch_recorder.libraries import Mapped, Mappings
 
@@ -205,7 +205,7 @@ def _addresses(read: Read, library: Mapped, from_symbols: symbols.Symbols) -> di
     own = {library.library: int.from_bytes(raw, "little")}
     if from_symbols.registry is None:
         return own
-    return backend_recorders.read_registry(read, library.start + from_symbols.registry) | own
+    return search.read_registry(read, library.start + from_symbols.registry) | own
 
 
 def _decode_only_recorder(

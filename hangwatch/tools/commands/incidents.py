@@ -3,7 +3,6 @@
 import os
 import pwd
 import sys
-import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -192,9 +191,8 @@ def _file_of(path: Path) -> Path | None:
 @click.command(short_help="List the incidents that this node keeps, newest first.")
 @click.argument("wanted", metavar="[JOB]", required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, see docs/json.md.")
-@click.option("-l", "--full", is_flag=True, help="On a terminal, show each verdict in full instead of one line.")
 @config_option
-def incidents(*, wanted: str | None, as_json: bool, full: bool, config_path: Path | None) -> int:
+def incidents(wanted: str | None, as_json: bool, config_path: Path | None) -> int:
     """List the incidents that this node keeps, newest first.
 
     With JOB, the id, key or name of a job, list only its incidents.
@@ -210,11 +208,11 @@ def incidents(*, wanted: str | None, as_json: bool, full: bool, config_path: Pat
             msgspec.json.encode(incident_file.Incidents(schema_version=1, incidents=summaries)) + b"\n"
         )
     else:
-        _print_list(summaries, sources, wanted, full=full)
+        _print_list(summaries, sources, wanted)
     return int(wanted is not None and not summaries)
 
 
-def _print_list(summaries: Sequence[Summary], sources: _Sources, wanted: str | None, *, full: bool) -> None:
+def _print_list(summaries: Sequence[Summary], sources: _Sources, wanted: str | None) -> None:
     """Print a row for each incident. If there is none, print the reason; `wanted` is the selected job."""
     from hangwatch.probes.node import host
 
@@ -230,8 +228,8 @@ def _print_list(summaries: Sequence[Summary], sources: _Sources, wanted: str | N
     ]
     if rows and sys.stdout.isatty():
         for row in rows:
-            head, *rest = _on_terminal(*row, full=full)
-            click.echo("\n".join((click.style(head, bold=True), *rest)), color=screen.is_colored())
+            head, verdict = _on_terminal(*row)
+            click.echo(f"{click.style(head, bold=True)}\n{verdict}", color=screen.is_colored())
     else:
         none = (
             sources.none_found()
@@ -241,19 +239,12 @@ def _print_list(summaries: Sequence[Summary], sources: _Sources, wanted: str | N
         print_table(("incident", "job", "state", "verdict"), rows, "" if rows else none)
 
 
-def _on_terminal(folder: str, job: str, state: str, verdict: str, *, full: bool) -> list[str]:
-    """Return two lines about an incident, cut to the terminal's width. `full` wraps the verdict instead."""
+def _on_terminal(folder: str, job: str, state: str, verdict: str) -> tuple[str, str]:
+    """Return two lines about an incident, cut to the terminal's width. Elsewhere, and in its report, it is whole."""
     folder, state, job, verdict = (words.printable(" ".join(text.split())) for text in (folder, state, job, verdict))
-    head = f"{state}  {folder}  {job}"
     columns = max(screen.columns(), len(_INDENT) + 20)
-    if not full:
-        return [words.elided(head, columns), _INDENT + words.elided(verdict, columns - len(_INDENT))]
-    return [
-        head,
-        *textwrap.wrap(
-            verdict, max(screen.width(), 2 * len(_INDENT) + 20), initial_indent=_INDENT, subsequent_indent=_INDENT
-        ),
-    ]
+    head = words.elided(f"{state}  {folder}  {job}", columns)
+    return head, _INDENT + words.elided(verdict, columns - len(_INDENT))
 
 
 def _job_state(summary: Summary, incidents_store: store.Store, node: str) -> str:

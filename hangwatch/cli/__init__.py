@@ -123,8 +123,6 @@ def hangwatch() -> None:
 
     Exit codes: 0 yes or done, 1 no, 2 bad input (the message says what to type), 70 an error inside hangwatch,
     75 temporary failure, for example the port is in use.
-
-    Output that is longer than the screen is shown in PAGER, by default less; with PAGER=cat it is printed.
     """
 
 

@@ -76,8 +76,7 @@ def dump(**given: Any) -> int:
     """Take the stacks of all ranks now, and name the rank that blocks.
 
     Prints for each job on this node the verdict, what it is stuck on, what to do first, and the groups of ranks. --full
-    adds the stacks of the groups and the evidence, --stacks, -o or --json every raw stack. Output longer than the
-    screen goes to a pager.
+    adds the stacks of the groups and the evidence, --stacks, -o or --json every raw stack.
 
     --nodes and --jobid dump many nodes at the same time and give one verdict per job. A node that does not respond by
     the deadline is reported and is not an error. See docs/many-nodes.md.

@@ -273,7 +273,7 @@ def _report_unreadable(unreadable: Sequence[Job], socket_path: str) -> None:
 
 
 def _write_or_show(options: DumpOptions, incident: Incident, *, is_only_job: bool) -> None:
-    """Write the report of a job to the folder of -o, or print its verdict. A single verdict may go to a pager."""
+    """Write the report of a job to the folder of -o, or print its verdict. An empty line follows, except of one job."""
     if options.directory is not None:
         from hangwatch import store
         from hangwatch.report.html import render_files
@@ -291,10 +291,7 @@ def _write_or_show(options: DumpOptions, incident: Incident, *, is_only_job: boo
         stacks=options.with_stacks,
         source_lines=_read_source_lines(incident.grouping, incident.verdict, incident.job.uid),
     )
-    if is_only_job:
-        screen.show(answer)
-    else:
-        click.echo(answer, color=screen.is_colored())
+    click.echo(answer, nl=not is_only_job, color=screen.is_colored())
 
 
 def _read_source_lines(grouping: Grouping, verdict: Verdict, uid: int | None) -> dict[Frame, str]:

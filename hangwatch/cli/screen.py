@@ -1,8 +1,7 @@
-"""Output on a terminal: colours, line width, and a pager for output that is longer than the screen."""
+"""Output on a terminal: colours and line width."""
 
 import contextlib
 import os
-import shlex
 import shutil
 import sys
 from typing import TextIO
@@ -46,23 +45,8 @@ def complain(message: str) -> None:
 
 
 def show(answer: str) -> None:
-    """Print text. If it has more lines than the terminal, show it in PAGER or less(1), as git(1) does."""
-    screen_columns, screen_rows = _size()
-    rows = sum(-(-max(len(click.unstyle(line)), 1) // screen_columns) for line in answer.splitlines())
-    is_interactive = _is_terminal(sys.stdout) and _is_terminal(sys.stdin)
-    if rows < screen_rows or _is_dumb() or not is_interactive or not _is_pager_wanted():
-        click.echo(answer, nl=False, color=is_colored())
-        return
-    os.environ.setdefault("LESS", "FRX")
-    click.echo_via_pager(answer.removesuffix("\n"))
-
-
-def _is_pager_wanted() -> bool:
-    """True unless PAGER is empty, `cat` or not a valid command line, as in git(1)."""
-    try:
-        return shlex.split(os.environ.get("PAGER", "less")) not in ([], ["cat"])
-    except ValueError:
-        return False
+    """Print text, with its colours on a terminal that shows them."""
+    click.echo(answer, nl=False, color=is_colored())
 
 
 def _size() -> os.terminal_size:

@@ -61,7 +61,7 @@ class Transcript:
     def type(self, command: str, user: str = "root", statuses: tuple[int, ...] = (0,)) -> str:
         """Run the command in a login shell of the user. Return its output if its exit status is in `statuses`."""
         # A terminal of 120 columns, as for a person, but without colours.
-        shell = f"stty cols 120 rows 400; export NO_COLOR=1 PAGER=cat; {command}"
+        shell = f"stty cols 120 rows 400; export NO_COLOR=1; {command}"
         argv = ["script", "-qec", f"bash -lc {shlex.quote(shell)}", "/dev/null"]
         if command.endswith("&"):  # the command outlives its terminal
             argv = ["bash", "-lc", command]

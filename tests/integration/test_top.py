@@ -32,7 +32,7 @@ from hangwatch.state.status import CheckLine, GpuStatus, JobStatus, Status
 from hangwatch.tools.commands.status_tables import status_text
 from hangwatch.tools.commands.top import watch
 from tests import samples
-from tests.commands import HANGWATCH, finished, write_config, write_program
+from tests.commands import HANGWATCH, write_config
 from tests.conftest import wait_for
 from tests.other_users import needs_mounts, needs_root
 from tests.servers import served
@@ -246,7 +246,7 @@ def in_terminal(
     """Return the output of a command on a terminal of this size, without the variables that are None."""
     ours, theirs = open_terminal(columns, rows)
     inherited = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")}
-    chosen = {**inherited, "TERM": "xterm-256color", "PAGER": None, "LESS": None, **environ}
+    chosen = {**inherited, "TERM": "xterm-256color", **environ}
     command = [*before, *HANGWATCH, *arguments]
     env = {name: value for name, value in chosen.items() if value is not None}
     with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=subprocess.STDOUT, env=env):
@@ -314,28 +314,6 @@ def test_sentences_wrap_at_edge_of_screen(incident: str, columns: int, environ: 
 @pytest.mark.parametrize(("environ", "colored"), [({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)])
 def test_colours_where_they_are_wanted(incident: str, environ: dict[str, str], colored: bool) -> None:
     assert ("\x1b[" in in_terminal("report", incident, **environ)) == colored
-
-
-@pytest.mark.parametrize("value", ["", " ", "cat", "less 'a quote without an end"])
-def test_a_pager_that_pages_nothing_prints_in_colours(
-    incident: str, value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_program(tmp_path / "less", "echo paged; cat")
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    shown = in_terminal("report", incident, rows=20, PAGER=value)
-    assert not shown.startswith("paged") and shown.startswith("\x1b[1")
-    assert in_terminal("report", incident, rows=20).startswith("paged"), "without PAGER it is less"
-
-
-def test_what_is_longer_than_the_screen_goes_to_the_readers_pager(incident: str, tmp_path: Path) -> None:
-    pager = write_program(tmp_path / "pager", "echo paged; cat")
-    long = in_terminal("report", incident, rows=20, PAGER=str(pager))
-    assert long.startswith("paged\n")
-    assert long.rstrip().endswith("(threading.py:1045)"), "all of it"
-    assert not in_terminal("report", incident, PAGER=str(pager)).startswith("paged")
-    assert not in_terminal("report", incident, rows=20, PAGER=str(pager), TERM="dumb").startswith("paged")
-    piped = finished(*HANGWATCH, "report", incident, check=True, env={**os.environ, "PAGER": str(pager), "LINES": "5"})
-    assert not piped.stdout.startswith("paged")
 
 
 def listing(tmp_path: Path, columns: int) -> list[str]:

@@ -197,13 +197,12 @@ def _conclude(question: DumpOptions, replies: Replies, kept: _Kept, node_count: 
         answers.append(as_json.answer(grouping, verdict, jobs[key]))
         if question.directory is not None and not question.as_json_form:
             click.echo(f"{words.printable(jobs[key].job_id)}: {words.printable(verdict.message)}")
-        elif not question.as_json_form and len(keys) > 1:
-            job, nodes = jobs[key], words.fold_nodes(replies.gathering.nodes(key))
-            owner = words.printable(job.owner) or "owner unknown"
-            click.echo(f"Job {words.printable(job.job_id)} ({owner}, key {job.key}) on {nodes}\n")
-            click.echo(verdict_text(grouping, verdict), color=screen.is_colored())
         elif not question.as_json_form:
-            screen.show(verdict_text(grouping, verdict))
+            if len(keys) > 1:
+                job, nodes = jobs[key], words.fold_nodes(replies.gathering.nodes(key))
+                owner = words.printable(job.owner) or "owner unknown"
+                click.echo(f"Job {words.printable(job.job_id)} ({owner}, key {job.key}) on {nodes}\n")
+            click.echo(verdict_text(grouping, verdict), nl=len(keys) > 1, color=screen.is_colored())
         kept.report(key, grouping, verdict)
     if question.as_json_form:
         without_job = tuple(sorted(replies.without_job))

@@ -122,10 +122,7 @@ def find_process(key: int) -> RankId:
 
 
 def find_open(records: GroupRecords) -> tuple[EnqueuedOperation | None, tuple[EnqueuedOperation, ...]]:
-    """Return the collective that stays open and has the lowest number, and the oldest open sends and recvs.
-
-    These are one of each, or all of a batch.
-    """
+    """Return the open collective with the lowest number, and the oldest open send and recv, or all of a batch."""
     stay_open = [one for one in records.operations if one.stays_open]
     collectives = [one for one in stay_open if not one.is_p2p]
     transfers: tuple[EnqueuedOperation, ...] = ()

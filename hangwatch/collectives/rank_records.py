@@ -1,7 +1,4 @@
-"""The records of one rank's flight recorder that count. It was read once or in several rounds; see `wait_graph`.
-
-Pure.
-"""
+"""The records of a rank's flight recorder that count, read once or in several rounds; see `wait_graph`. Pure."""
 
 import itertools
 import math

@@ -190,10 +190,7 @@ def is_busy(member: Member) -> bool:
 
 
 def _find_joined(group: ProcessGroup) -> set[int]:
-    """Return the members of a group with a known newest collective. A rank that waits alone is left out.
-
-    Other ranks may not wait for the operation of a rank that waits alone.
-    """
+    """Return the members with a known newest collective, except one that waits alone: others may not join that."""
     return group.newest.keys() - (group.waits.keys() if len(group.waits) == 1 else set())
 
 

@@ -14,10 +14,7 @@ _ROOT_CAUSE = "Root Cause (first observed failure):"
 
 
 class RankExit(NamedTuple):
-    """The exit code of a rank, negative for a signal.
-
-    `is_first` is true if the launcher reports it as the first failure.
-    """
+    """The exit code of a rank, negative for a signal. `is_first`: the launcher reports it as the first failure."""
 
     code: int
     is_first: bool

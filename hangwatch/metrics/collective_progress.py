@@ -59,10 +59,7 @@ class GroupProgress(NamedTuple):
 
 
 class UnrecordedRank(NamedTuple):
-    """A rank without a recorded operation of the default group.
-
-    Its recorder is complete since `since_unix_seconds`; 0 if no operation was overwritten.
-    """
+    """A rank without a record in the default group, by a recorder that is complete since then; 0: since its start."""
 
     place: RankStance
     group: str

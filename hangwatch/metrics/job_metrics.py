@@ -17,8 +17,6 @@ from hangwatch.metrics.view import (
     RankView,
     View,
     list_incidents,
-    list_jobs,
-    list_living,
     list_ranks,
     number_text,
     ranks_label,
@@ -195,7 +193,7 @@ METRICS: tuple[Metrics[View, Any], ...] = (
             by=("state",),
         ),
         Metric("job_gpu_info", "The GPUs that each rank uses", _list_gpus, by=("gpu", "uuid", "rank", "local_rank")),
-        subjects=list_jobs,
+        subjects=lambda view: (JobView(entry.job.name, entry, view) for entry in view.snapshot.jobs.values()),
         labels=JOB,
     ),
     Metrics[View, JobView](
@@ -222,7 +220,7 @@ METRICS: tuple[Metrics[View, Any], ...] = (
             "Median time between two collectives at the place where ranks are compared",
             lambda each: (each.entry.arrival_order.step_seconds or None) if each.entry.arrival_order else None,
         ),
-        subjects=list_living,
+        subjects=lambda view: (JobView(entry.job.name, entry, view) for entry in view.snapshot.living),
         labels=JOB,
     ),
     Metrics[View, PageSilence](

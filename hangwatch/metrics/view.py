@@ -100,16 +100,6 @@ RANK: Labels = {
 """The labels of a metric about a rank."""
 
 
-def list_jobs(view: View) -> Iterator[JobView]:
-    """Yield each job, also one that has just ended."""
-    return (JobView(entry.job.name, entry, view) for entry in view.snapshot.jobs.values())
-
-
-def list_living(view: View) -> Iterator[JobView]:
-    """Yield each job that has not ended."""
-    return (JobView(entry.job.name, entry, view) for entry in view.snapshot.living)
-
-
 def list_ranks(view: View) -> Iterator[RankView]:
     """Yield the ranks of each job that has not ended."""
     for entry in view.snapshot.living:

@@ -15,10 +15,7 @@ class CheckStatus(int, Enum):
 
 
 class CheckVerdict(Value, frozen=True):
-    """The result of a check: a CamelCase reason for machines, a sentence for people, and what to type.
-
-    The sentence is set when the status is OK, too.
-    """
+    """The result of a check, also if it is OK: a CamelCase reason for machines, a sentence for people, what to type."""
 
     status: CheckStatus
     reason: str
@@ -27,10 +24,7 @@ class CheckVerdict(Value, frozen=True):
 
 
 class Point(Value, frozen=True):
-    """A number that a check exports as the metric `hangwatch_<name>`. `kind` is "gauge" or "counter".
-
-    The name ends in a base unit.
-    """
+    """A number that a check exports as the metric `hangwatch_<name>`, in a base unit. `kind`: "gauge" or "counter"."""
 
     name: str
     value: float

@@ -33,10 +33,7 @@ class PowerSeries(Value, frozen=True):
 
 
 class CollectiveSeries(Value, frozen=True):
-    """Collectives that a rank enqueued before and during an incident.
-
-    `totals` are the mean of all ranks, since hangwatch reads the counters of the job.
-    """
+    """Collectives before and during an incident. `totals`: the mean of all ranks since hangwatch counts them."""
 
     unix_seconds: tuple[float, ...]
     totals: tuple[float, ...]

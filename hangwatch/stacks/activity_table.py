@@ -165,6 +165,10 @@ class _Patterns(NamedTuple):
         """True if they match the function and the file of a frame."""
         return self.match(stack_frames.plain_name(function), f"/{stack_frames.short_path(file)}")
 
+    def match_any(self, frames: Iterable[Frame]) -> bool:
+        """True if they match one of these frames."""
+        return any(self.match_place(*frame.place) for frame in frames)
+
 
 def make_patterns(row: _Row) -> _Patterns:
     """Return the patterns of a row: for a function's plain name, and for a file's short path with a `/` before it."""
@@ -228,17 +232,9 @@ class AwaitedBy(NamedTuple):
     thread: _Patterns
     names: _Globs
 
-    def calls(self, frames: Iterable[Frame]) -> bool:
-        """True if one of these frames is the caller of this row."""
-        return _has_frame(self.caller, frames)
-
     def awaits(self, thread: Thread) -> bool:
         """True if the caller waits for threads like this one."""
-        return self.names.match(thread.name or "") or _has_frame(self.thread, thread.frames)
-
-
-def _has_frame(patterns: _Patterns, frames: Iterable[Frame]) -> bool:
-    return any(patterns.match_place(*frame.place) for frame in frames)
+        return self.names.match(thread.name or "") or self.thread.match_any(thread.frames)
 
 
 @cache

@@ -1,7 +1,4 @@
-"""Reduction of a stack to the parts that are equal on every rank: plain names, short paths, no launcher frames.
-
-Pure.
-"""
+"""Reduction of a stack to the parts that are equal on all ranks: names, short paths, no launcher frames. Pure."""
 
 import re
 import sys
@@ -131,10 +128,7 @@ def find_owners(files: Sequence[str], installed_frames: int | None) -> tuple[boo
 
 
 def _is_user_file(file: str, user_file: str | None) -> bool | None:
-    """True if a file belongs to the user's program, false if to a library, None if unknown.
-
-    `user_file` is a file of that program, if one is known.
-    """
+    """True if a file belongs to the user's program, as `user_file` does; false if to a library, None if unknown."""
     if _INSTALLED.match(file) or file.startswith("<frozen "):
         return False
     if file.startswith("<") or _GENERATED.match(file) or _INDUCTOR.match(file):

@@ -103,7 +103,8 @@ def _find_awaited(main: Thread, workers: Sequence[Thread], table: activity.Table
     waits = doing.waits_for in ("ranks", "gpu") and doing.work_is_in != "threads"
     if trainers or not calls or waits or not activity_table.is_marked("awaits", *calls[0].place):
         return trainers
-    looked_at, rows = workers[:_MOST_THREADS], [row for row in activity_table.awaits_threads() if row.calls(calls)]
+    looked_at = workers[:_MOST_THREADS]
+    rows = [row for row in activity_table.awaits_threads() if row.caller.match_any(calls)]
     in_program = {id(thread) for thread in looked_at if user_frames(thread)}
     chosen: Sequence[Thread] = ()
     if rows:

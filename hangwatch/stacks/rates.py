@@ -38,10 +38,7 @@ class MainRates(NamedTuple):
 
 
 def measure_main_thread(rounds: Sequence[ProcessDump]) -> MainRates:
-    """Return the rates of the main thread.
-
-    An interval begins after one dump and ends before the next, because a dump itself causes context switches.
-    """
+    """Return the rates of the main thread between the dumps, because a dump itself causes context switches."""
     intervals = _between_dumps(rounds)
     seconds = sum(last.read_monotonic_seconds - first.read_monotonic_seconds for first, last in intervals)
     if seconds <= 0:

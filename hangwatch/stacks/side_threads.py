@@ -72,10 +72,7 @@ def with_thread(group: Group, name: str) -> Group:
 
 
 def is_group_thread_busy(rounds: Sequence[ProcessDump], recorder: RecorderFacts, table: activity.Table) -> bool:
-    """True if a thread that uses a process group did not wait in the last round, as in a save in the background.
-
-    Other ranks may wait for this thread.
-    """
+    """True if a thread that uses a process group, for which others may wait, was at work in the last round."""
     users = {group.thread for library in recorder.libraries for group in library.groups} - {""}
     threads = [thread for thread in rounds[-1].threads if name_thread(thread) in users] if users else []
     activities = (table.classify_thread(_remove_start_frames(thread)) for thread in threads)

@@ -106,17 +106,15 @@ class Diagnosis(Value, frozen=True):
         if before:
             start = TimelineEntry(unix_seconds=opened, state=before[-1].state, message="the last progress of the job")
             timeline = (*before, start, *timeline[len(before) :])
-        return Incident(
+        return Incident.copy_from(
+            self,
             incident_id=words.incident_name(job, opened),
             node=self.capture.node,
             job=self.hide_from_other_users(job),
             opened_unix_seconds=opened,
             state=state,
-            verdict=self.verdict,
-            grouping=self.grouping,
             captures=(self.capture,),
             timeline=timeline,
-            host_facts=self.host_facts,
             hangwatch_version=__version__,
         )
 

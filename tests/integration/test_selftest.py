@@ -56,7 +56,6 @@ def test_ranks_that_are_well_pass() -> None:
     done = run([*COMMAND, "--ranks", "3", "--json"])
     answer = json.loads(done.stdout)
     assert (done.returncode, answer["passed"], answer["backend"], answer["findings"]) == (0, True, "gloo", [])
-    assert {one["rank"] for one in answer["bandwidths"]} == {0, 1, 2}
     jsonschema.Draft202012Validator(json.loads(schemas.path("selftest").read_text())).validate(answer)
 
 

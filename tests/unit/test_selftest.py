@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hangwatch import words
 from hangwatch.tools.selftest import launch
 from hangwatch.tools.selftest.halving import halve
-from hangwatch.tools.selftest.outcome import Event, Finding, bandwidths, judge
+from hangwatch.tools.selftest.outcome import Event, Finding, judge
 from hangwatch.tools.selftest.rank import NO_TORCH, groups_of, late
 from tests.commands import write_program
 
@@ -132,15 +132,6 @@ def test_rank_that_is_late_repeatedly_is_named() -> None:
 def test_rank_with_much_longer_compute_time_is_slow() -> None:
     assert only(judged(done(rank, ("compute", (), 4.0 if rank == 3 else 1.0)) for rank in ALL)) == ("slow", (3,))
     assert judged(done(rank, ("compute", (), 0.04 if rank == 3 else 0.01)) for rank in ALL) == ()
-
-
-def test_what_a_rank_reached_with_its_better_neighbour_is_its_bandwidth() -> None:
-    def large(rank: int, group: tuple[int, ...], seconds: float) -> list[Event]:
-        said = Event(event="bytes", rank=rank, what="large all_reduce", group=group, bytes=1000)
-        return [*steps(rank, ("large all_reduce 1", group, seconds)), said]
-
-    events = [*large(0, (0, 1), 1.0), *large(1, (0, 1), 1.0), *large(1, (1, 2), 0.5), *large(2, (1, 2), 0.5)]
-    assert [(one.rank, round(one.bytes_per_second)) for one in bandwidths(events)] == [(0, 1000), (1, 2000), (2, 2000)]
 
 
 @given(st.integers(1, 64))

@@ -20,7 +20,6 @@ from hangwatch.tools.selftest import halving, launch, outcome
 
 FIRST_SWEEP_SECONDS = 3.0
 RANKS_WITHOUT_GPUS = 4
-SLOWEST_SHOWN = 8
 
 
 class Answer(Value, frozen=True):
@@ -39,7 +38,6 @@ class Answer(Value, frozen=True):
     suspects: tuple[str, ...] = ()
     is_sure: bool = False
     tries: int = 1
-    bandwidths: tuple[outcome.Bandwidth, ...] = ()
 
 
 @click.command()
@@ -121,7 +119,6 @@ def _test(tested: tuple[str, ...], test: _Test, *, do_bisect: bool) -> Answer:
         suspects=halved.suspects if halved else (),
         is_sure=halved is not None and halved.is_sure,
         tries=1 + (halved.tries if halved else 0),
-        bandwidths=outcome.bandwidths(events),
     )
 
 
@@ -195,10 +192,6 @@ def _interpreter(wanted: str | None) -> str:
 
 
 def _print(answer: Answer) -> None:
-    slowest = answer.bandwidths[:SLOWEST_SHOWN]
-    if slowest:
-        listed = ", ".join(f"rank {result.rank} {result.bytes_per_second / 1e9:.3g}" for result in slowest)
-        click.echo(f"all_reduce bandwidth between neighbours in GB/s, slowest first: {listed}")
     if answer.passed:
         click.echo(f"passed: {words.count(len(answer.devices))} computed and communicated over {answer.backend}")
     for finding in answer.findings:

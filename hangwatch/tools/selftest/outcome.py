@@ -20,7 +20,7 @@ _SLOW_SECONDS = 0.5
 class Event(Value, frozen=True):
     """One event of a rank, see `selftest.rank`. Fields without a value in this event have their defaults."""
 
-    event: Literal["here", "begin", "end", "wrong", "bytes", "timeout", "error", "done"]
+    event: Literal["here", "begin", "end", "wrong", "timeout", "error", "done"]
     rank: int
     what: str = ""
     group: tuple[int, ...] = ()
@@ -35,7 +35,6 @@ class Event(Value, frozen=True):
     address: str = ""
     result: float = 0.0
     wanted: float = 0.0
-    bytes: int = 0
 
 
 class Finding(Value, frozen=True):
@@ -44,13 +43,6 @@ class Finding(Value, frozen=True):
     kind: Kind
     ranks: tuple[int, ...]
     message: str
-
-
-class Bandwidth(Value, frozen=True):
-    """The rate of a rank's large all_reduce with its neighbours, in bytes of the tensor per second. Only a hint."""
-
-    rank: int
-    bytes_per_second: float
 
 
 class _Step(NamedTuple):
@@ -94,22 +86,6 @@ def judge(
         message = f"{_names(unfinished)} ended before the end of the test"
         findings.append(Finding(kind="error", ranks=unfinished, message=message))
     return tuple(findings) or (*_slow(events), *_late(events, late_seconds))
-
-
-def bandwidths(events: Sequence[Event]) -> tuple[Bandwidth, ...]:
-    """Return the rate of each rank's all_reduce with its neighbours, the slowest first, by the better repeats."""
-    pairs = [event for event in events if len(event.group) == 2]
-    sizes = {(event.rank, event.group): event.bytes for event in pairs if event.event == "bytes"}
-    large = [event for event in pairs if event.event == "end" and event.what.startswith("large all_reduce")]
-    durations = list_by_key(
-        ((event.rank, event.group), event.seconds) for event in large if (event.rank, event.group) in sizes
-    )
-    by_rank = list_by_key(
-        (rank, sizes[rank, group] / max(statistics.median_low(sorted(seconds)[: len(seconds) // 2 + 1]), 1e-9))
-        for (rank, group), seconds in durations.items()
-    )
-    slowest_first = sorted(((rank, max(rates)) for rank, rates in by_rank.items()), key=lambda item: item[1])
-    return tuple(Bandwidth(rank=rank, bytes_per_second=rate) for rank, rate in slowest_first)
 
 
 def _course(events: Sequence[Event]) -> _Course:

@@ -197,7 +197,6 @@ class Rank:
                     result = float(numbers[-1])  # waits for the GPU
                 if result != (wanted := sum(rank + 1 for rank in group)):
                     self.say("wrong", what=what, group=list(group), result=result, wanted=wanted)
-        self.say("bytes", what="large all_reduce", group=list(group), bytes=4 * _numbers(device))
 
 
 def _numbers(device: Any) -> int:

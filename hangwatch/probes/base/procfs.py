@@ -200,12 +200,9 @@ def denied(pid: int, path: str, remedy: str) -> Fault:
     return Fault(subject=f"pid {pid}", reason="PermissionDenied", detail=f"{path} may not be read", remedy=remedy)
 
 
-def paths_of_cgroups(raw: bytes | OSError) -> tuple[str, ...]:
-    """Return the distinct paths in a /proc/PID/cgroup file, which has lines such as `11:devices:/slurm/job_1`.
-
-    See cgroups(7). Empty for an error.
-    """
-    lines = raw.decode("utf-8", "replace").splitlines() if isinstance(raw, bytes) else []
+def paths_of_cgroups(raw: bytes) -> tuple[str, ...]:
+    """Return the distinct paths in /proc/PID/cgroup, which has lines such as `11:devices:/slurm/job_1`; cgroups(7)."""
+    lines = raw.decode("utf-8", "replace").splitlines()
     return tuple(dict.fromkeys(line.split(":", 2)[2] for line in lines if line.count(":") >= 2))
 
 

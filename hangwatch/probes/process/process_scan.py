@@ -52,7 +52,7 @@ class ProcessScan:
         self._entries: dict[int, _Entry] = {}
         self._unread: Counter[str] = Counter()
         self._late_environments = late_environ.LateEnvironments(proc_root)
-        self._late_owners: frozenset[str] = frozenset()
+        self._late_owners = set[str]()
 
     @property
     def unread(self) -> Mapping[str, int]:
@@ -105,10 +105,8 @@ class ProcessScan:
                 limited.append(target)
             else:
                 self._unread[owner] += 1
-        late_owners = self._read(unlimited, stats, None) | self._read(
-            limited, stats, began + budget_seconds - time.monotonic()
-        )
-        self._late_owners = frozenset(late_owners)
+        self._late_owners = self._read(unlimited, stats, None)
+        self._late_owners |= self._read(limited, stats, began + budget_seconds - time.monotonic())
         read = [(entry.process, entry.program) for entry in self._entries.values() if entry.may_set_rank]
         late = self._late_environments.add_to(read, gpu_pids, share_of, budget_seconds / 4)
         return tuple(late.get(pid, entry.process) for pid, entry in self._entries.items())

@@ -37,8 +37,10 @@ _KEY_OF = {
     JobState.ENDED: "on_ended",
 }
 _PLACEHOLDER = re.compile(r"\{\w*\}")
-_NAMES = ("incident", "name", "job", "job_name", "job_key", "state", "owner", "owner_uid", "slurm_job", "pods", "node")
-_OF_VERDICT = ("kind", "message", "action", "exclude_nodes", "fingerprint")
+_NAMES = (
+    *("incident", "name", "job", "job_name", "job_key", "state", "owner", "owner_uid", "slurm_job", "pods", "node"),
+    *("kind", "message", "action", "exclude_nodes", "fingerprint"),
+)
 _KUBERNETES = ("KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT", "NODE_NAME")  # for kubectl in the daemon's pod
 _MOST_MESSAGE_CHARACTERS = 500
 _ENVIRON = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8", "HOME": "/"}
@@ -86,7 +88,7 @@ def refuse_unusable(settings: Settings, source: str) -> None:
         if not command:
             continue
         for number, argument in enumerate(command):
-            allowed = [f"{{{name}}}" for name in (*_NAMES, *_OF_VERDICT)]
+            allowed = [f"{{{name}}}" for name in _NAMES]
             if _PLACEHOLDER.search(argument) and (number == 0 or argument not in allowed):
                 problems.append(
                     f"{source}: [hooks]: {key}[{number}]: {argument!r}: a placeholder must be a whole argument\n"

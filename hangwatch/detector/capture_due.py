@@ -15,7 +15,7 @@ from hangwatch.detector.job_watch import (
     with_suspicion,
 )
 from hangwatch.detector.power_level import GpuPower
-from hangwatch.detector.transitions import Change, TakeCapture, confirm_state
+from hangwatch.detector.transitions import Change, TakeCapture, begin_capture, confirm_state
 from hangwatch.detector.watch_parts import Starting
 from hangwatch.model import JobState
 
@@ -64,9 +64,8 @@ def give_up_lost_light_capture(watch: JobWatch, now: float) -> JobWatch:
 
 def delay_light_captures(watch: JobWatch, settings: Detector) -> JobWatch:
     """Return the watch after a light capture without a result. The next one is due after twice the last pause."""
-    glance_pause = min(2 * watch.capture_record.fall_pause_seconds, RELOOK_MAX_SECONDS)
-    relook_pause = double_pause(watch, settings)
-    return with_capture_record(watch, fall_pause_seconds=glance_pause, low_power_pause_seconds=relook_pause)
+    pause = min(2 * watch.capture_record.fall_pause_seconds, RELOOK_MAX_SECONDS)
+    return with_capture_record(watch, fall_pause_seconds=pause, low_power_pause_seconds=double_pause(watch, settings))
 
 
 def double_pause(watch: JobWatch, settings: Detector) -> float:
@@ -100,8 +99,7 @@ def capture_when_due(watch: JobWatch, now: float) -> Change:
     """Request the next capture of an open incident if it is due."""
     wanted_at = watch.incident.capture_wanted_at
     if not watch.capture_record.capturing and wanted_at is not None and now >= wanted_at:
-        watch = with_open_incident(with_capture_record(watch, capturing=True), capture_wanted_at=None)
-        return watch, (TakeCapture(job_key=watch.identity.name.job_key, reason=f"still {watch.state.value}"),)
+        return begin_capture(with_open_incident(watch, capture_wanted_at=None), f"still {watch.state.value}")
     return watch, ()
 
 
@@ -123,9 +121,8 @@ def capture_before_timeout(watch: JobWatch, now: float, capture_seconds: float) 
         return watch, ()
     source = "by its environment" if watch.timeout.recorded_seconds is None else "as its ranks recorded"
     reason = f"captured once more: in {remaining_seconds:.0f} s its collective timeout may end the job ({source})"
-    watch = with_open_incident(with_capture_record(watch, capturing=True), capture_wanted_at=None)
-    wanted = TakeCapture(job_key=watch.identity.name.job_key, reason=reason, is_in_timeline=True)
-    return with_suspicion(watch, timeout_capture_at=now), (wanted,)
+    watch = with_suspicion(with_open_incident(watch, capture_wanted_at=None), timeout_capture_at=now)
+    return begin_capture(watch, reason, is_in_timeline=True)
 
 
 def give_up_lost_capture(watch: JobWatch, asked_at: float, now: float, settings: Detector) -> Change:

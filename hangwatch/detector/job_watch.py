@@ -246,8 +246,7 @@ def resume_watch(watch: JobWatch, incident: Incident, now: float, unix_now: floa
         # A job that pages must not stop paging because the daemon was restarted.
         frozen_captures=len(incident.captures) if incident.state is JobState.HUNG else 0,
     )
-    is_stalled = incident.state in STALLED_STATES
-    stalled_since = then(fell if incident.by_counters else opened)
+    stalled_since = then(fell if incident.by_counters else opened) if incident.state in STALLED_STATES else None
     return replace(
         with_capture_record(watch, capturing=False),
         identity=identity,
@@ -256,7 +255,7 @@ def resume_watch(watch: JobWatch, incident: Incident, now: float, unix_now: floa
         message=incident.timeline[-1].message if incident.timeline else watch.message,
         phase=None,
         silence=Silence(since=then(fell)),
-        open_incident=OpenIncident(stalled_since=stalled_since if is_stalled else None, capture_wanted_at=now),
+        open_incident=OpenIncident(stalled_since=stalled_since, capture_wanted_at=now),
     )
 
 

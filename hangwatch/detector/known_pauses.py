@@ -55,8 +55,7 @@ def find_places(grouping: Grouping, named: Collection[RankId]) -> frozenset[str]
         group for group in busy_groups if any(member.signature is not Signature.BEHIND_GPU for member in group.members)
     ]
     if awaited and named:
-        accused = frozenset(named)
-        awaited = [group for group in grouping.groups if any(member.id in accused for member in group.members)]
+        awaited = [group for group in grouping.groups if any(member.id in named for member in group.members)]
     if any(group.motion is Motion.MOVING for group in awaited):
         return frozenset()
     places = frozenset(f"{group.key} {group.activity}" for group in awaited)

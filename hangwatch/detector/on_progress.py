@@ -30,7 +30,7 @@ from hangwatch.detector.job_watch import (
     with_suspicion,
 )
 from hangwatch.detector.progress_gaps import HOUR_SECONDS, follow_counters, skip_time
-from hangwatch.detector.transitions import Change, TakeCapture, confirm_state, enter_state
+from hangwatch.detector.transitions import Change, TakeCapture, begin_capture, confirm_state, enter_state
 from hangwatch.detector.watch_parts import GapSuspicion, Silence, Suspicion
 from hangwatch.model import JobState, ProcessId
 from hangwatch.model.flight_records import ProgressCounter
@@ -154,9 +154,8 @@ def _begin_suspicion(
 
 def _ask_at_hold(watch: JobWatch, gap: GapSuspicion, reason: str, now: float) -> Change:
     """Request the capture that ends at the hold, and decides if the job is hung."""
-    gap = replace(gap, asked_at=now, is_at_hold=True)
-    watch = with_suspicion(with_capture_record(watch, capturing=True), gap=gap)
-    return watch, (TakeCapture(job_key=watch.identity.name.job_key, reason=reason, is_light=True),)
+    watch = with_suspicion(watch, gap=replace(gap, asked_at=now, is_at_hold=True))
+    return begin_capture(watch, reason, is_light=True)
 
 
 def apply_gap_capture(watch: JobWatch, seen: MotionCount, now: float, settings: Detector) -> Change:
@@ -204,9 +203,8 @@ def _suspected(watch: JobWatch, gap: GapSuspicion, now: float, settings: Detecto
         return _ask_at_hold(watch, gap, f"{what} {quiet_seconds(watch, now):.0f} s", now)
     if not gap.permanent or now - gap.asked_at < BETWEEN_CAPTURES_SECONDS:
         return watch, ()
-    watch = with_suspicion(with_capture_record(watch, capturing=True), gap=replace(gap, asked_at=now))
-    reason = "a second capture must confirm what the first one found"
-    return watch, (TakeCapture(job_key=watch.identity.name.job_key, reason=reason, is_light=True),)
+    watch = with_suspicion(watch, gap=replace(gap, asked_at=now))
+    return begin_capture(watch, "a second capture must confirm what the first one found", is_light=True)
 
 
 def apply_confirming_capture(

@@ -34,6 +34,13 @@ Change: TypeAlias = tuple[JobWatch, tuple[Action, ...]]
 """The result of a step: the changed watch of a job, and the actions."""
 
 
+def begin_capture(watch: JobWatch, reason: str, *, is_light: bool = False, is_in_timeline: bool = False) -> Change:
+    """Return the watch with a running capture, and the request for it."""
+    key = watch.identity.name.job_key
+    wanted = TakeCapture(job_key=key, reason=reason, is_light=is_light, is_in_timeline=is_in_timeline)
+    return with_capture_record(watch, capturing=True), (wanted,)
+
+
 def enter_state(watch: JobWatch, state: JobState, message: str, now: float) -> Change:
     """Return the watch in `state`, and the transition. Only quiet, suspected and open states keep the last silence."""
     move = Transition(job=watch.identity.name, before=watch.state, state=state, message=message)
@@ -53,13 +60,11 @@ def begin_suspicion(watch: JobWatch, reason: str, now: float) -> Change:
     """
     last = (watch.progress.progressed_at if watch.progress.advances else None) or watch.identity.began
     since = last if watch.capture_record.low_since is None else watch.capture_record.low_since
-    watch = replace(
-        with_capture_record(watch, capturing=True),
-        silence=Silence(since=since) if watch.silence is None else watch.silence,
-        suspicion=Suspicion(fell=watch.state is not JobState.STARTING),
-    )
+    silence = Silence(since=since) if watch.silence is None else watch.silence
+    watch = replace(watch, silence=silence, suspicion=Suspicion(fell=watch.state is not JobState.STARTING))
     watch, actions = enter_state(watch, JobState.SUSPECTED, reason, now)
-    return watch, (*actions, TakeCapture(job_key=watch.identity.name.job_key, reason=reason))
+    watch, wanted = begin_capture(watch, reason)
+    return watch, (*actions, *wanted)
 
 
 def confirm_state(watch: JobWatch, state: JobState, message: str, now: float, settings: Detector) -> Change:

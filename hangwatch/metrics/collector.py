@@ -138,17 +138,14 @@ _ALL: tuple[Metrics[View, Any], ...] = (
 )
 
 
-def _family(metric: Metric[Any] | Point) -> tuple[str, str, str]:
-    """Return the name, the text and the type of a family, the arguments of `Family`."""
-    return f"hangwatch_{metric.name.removesuffix('_total')}", metric.help, metric.kind
-
-
-_FAMILIES = {metric.name: _family(metric) for metrics in _ALL for metric in metrics.metrics}
+def _make_family(metric: Metric[Any] | Point) -> Family:
+    """Return the family of a metric without series: its name, text and type."""
+    return Family(f"hangwatch_{metric.name.removesuffix('_total')}", metric.help, metric.kind)
 
 
 def declare() -> dict[str, Family]:
-    """Return the families of the daemon's metrics without series. Each has only its name, text and type."""
-    return {name: Family(*family) for name, family in _FAMILIES.items()}
+    """Return the families of the daemon's metrics without series."""
+    return {metric.name: _make_family(metric) for metrics in _ALL for metric in metrics.metrics}
 
 
 def fill(families: dict[str, Family], view: View) -> None:
@@ -161,7 +158,7 @@ def fill(families: dict[str, Family], view: View) -> None:
         for point in result.points:
             labels = {name: value[:LABEL_LENGTH] for name, value in point.labels}
             if point.name not in families:
-                families[point.name] = Family(*_family(point))
+                families[point.name] = _make_family(point)
             families[point.name].add_sample(f"hangwatch_{point.name}", labels, point.value)
 
 

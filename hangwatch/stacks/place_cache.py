@@ -10,9 +10,7 @@ from hangwatch.stacks.user_code import find_framework_caller, user_frames
 
 _PartT = TypeVar("_PartT", bound=Value)
 _Stack = tuple[tuple[Frame, ...], int | None]
-_Facts = tuple[bool, bool, str | None, int | None]  # is_main, trains, name and installed_frames of a thread
-_Stacks = tuple[tuple[_Facts, tuple[Frame, ...]], ...]
-_Places = tuple[tuple[_Facts, tuple[stack_frames.Place, ...]], ...]
+_Thread = tuple[bool, bool, str | None, int | None, tuple[stack_frames.Place, ...]]
 
 
 class PlaceCache:
@@ -24,24 +22,22 @@ class PlaceCache:
     def __init__(self, table: activity.Table) -> None:
         self.table = table
         self._parts: dict[Any, Any] = {}
-        self._by_stacks: dict[_Stacks, ProcessActivity] = {}
-        self._by_places: dict[_Places, ProcessActivity] = {}
+        self._by_places: dict[tuple[_Thread, ...], ProcessActivity] = {}
         self._user_code: dict[_Stack, tuple[tuple[Frame, ...], Frame | None]] = {}
 
     def classify(self, dump: ProcessDump) -> ProcessActivity | None:
         """Return the place of a process in one round; None if the dump has no stack."""
         if not any(thread.frames for thread in dump.threads):
             return None
-        stacks = tuple(
-            [((one.is_main, one.trains, one.name, one.installed_frames), one.frames) for one in dump.threads]
+        places = tuple(
+            [
+                (one.is_main, one.trains, one.name, one.installed_frames, tuple([frame.place for frame in one.frames]))
+                for one in dump.threads
+            ]
         )
-        place = self._by_stacks.get(stacks)
+        place = self._by_places.get(places)
         if place is None:
-            places = tuple((facts, tuple([frame.place for frame in frames])) for facts, frames in stacks)
-            place = self._by_places.get(places)
-            if place is None:
-                place = self._by_places[places] = find_process_activity(dump.threads, self.table)
-            self._by_stacks[stacks] = place
+            place = self._by_places[places] = find_process_activity(dump.threads, self.table)
         return place
 
     def share(self, part: _PartT) -> _PartT:

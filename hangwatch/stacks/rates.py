@@ -39,8 +39,7 @@ class MainRates(NamedTuple):
 
 def measure_main_thread(rounds: Sequence[ProcessDump]) -> MainRates:
     """Return the rates of the main thread between the dumps, because a dump itself causes context switches."""
-    intervals = _between_dumps(rounds)
-    seconds = sum(last.read_monotonic_seconds - first.read_monotonic_seconds for first, last in intervals)
+    intervals, seconds = _between_dumps(rounds)
     if seconds <= 0:
         return MainRates()
     cpu = sum(_list_growth(intervals, lambda counters: counters.cpu_seconds))
@@ -69,12 +68,11 @@ def measure_process(rounds: Sequence[ProcessDump]) -> Rates:
 
 def measure_object(rounds: Sequence[ProcessDump]) -> float | None:
     """Return the bytes per second of the main thread and of the connection of its call; None without its counters."""
-    intervals = _between_dumps(rounds)
-    between = sum(last.read_monotonic_seconds - first.read_monotonic_seconds for first, last in intervals)
+    intervals, seconds = _between_dumps(rounds)
     moved = _list_growth(intervals, lambda counters: counters.io_bytes)
-    if between <= 0 or not moved:
+    if seconds <= 0 or not moved:
         return None
-    return sum_known([sum(moved) / between, measure_growth(rounds, lambda dump: dump.traffic.object_bytes)])
+    return sum_known([sum(moved) / seconds, measure_growth(rounds, lambda dump: dump.traffic.object_bytes)])
 
 
 def _list_growth(
@@ -85,10 +83,11 @@ def _list_growth(
     return [max(0, last - first) for first, last in pairs if first is not None and last is not None]
 
 
-def _between_dumps(rounds: Sequence[ProcessDump]) -> list[tuple[ThreadCounters, ThreadCounters]]:
-    """Return the counters at both ends of each interval between two dumps. Both are of the same thread."""
+def _between_dumps(rounds: Sequence[ProcessDump]) -> tuple[list[tuple[ThreadCounters, ThreadCounters]], float]:
+    """Return the counters of one thread at both ends of each interval between two dumps, and the sum of the seconds."""
     spans = ((one.main.after, two.main.before) for one, two in pairwise(rounds))
-    return [(after, before) for after, before in spans if after is not None and before is not None]
+    intervals = [(after, before) for after, before in spans if after is not None and before is not None]
+    return intervals, sum(last.read_monotonic_seconds - first.read_monotonic_seconds for first, last in intervals)
 
 
 def measure_children(rounds: Sequence[ProcessDump]) -> Rates:

@@ -156,17 +156,4 @@ def _far_off(sample: Sample, settings: Settings) -> Iterator[CheckVerdict]:
             yield warning("ClockOff", f"{message} (limit {settings.warning_seconds:g} s)", STEP_TIME)
 
 
-def table(sample: Sample) -> contract.Rows:
-    """Return one row per time source with its offset."""
-    yield "source", "is ahead of this clock by (s)", "remarks"
-    remarks = {}
-    if sample.kernel is not None:
-        state = "synchronized" if sample.kernel.synchronized else "NOT synchronized"
-        remarks["kernel"] = f"{state}, estimated error {sample.kernel.estimated_error_seconds:.6f} s"
-    if sample.chrony is not None:
-        remarks["chrony"] = f"stratum {sample.chrony.stratum}, follows {sample.chrony.source}"
-    for source, offset in _offsets(sample):
-        yield source, f"{offset:+.6f}", remarks.get(source, "")
-
-
-CHECK = Check(observe, METRICS, judge, table, Settings, window=10)
+CHECK = Check(observe, METRICS, judge, settings=Settings, window=10)

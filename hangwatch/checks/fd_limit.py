@@ -205,11 +205,4 @@ def _low(sample: Sample, settings: Settings) -> Iterator[CheckVerdict]:
         yield warning("HardLimitLow", message, REMEDY_JOB)
 
 
-def table(sample: Sample) -> contract.Rows:
-    """Return one row per process."""
-    yield "process", "open", "soft limit", "hard limit"
-    for holder in sample.holders:
-        yield holder, holder.open, f"{holder.soft:.0f}", f"{holder.hard:.0f}"
-
-
-CHECK = Check(observe, METRICS, judge, table, Settings, absent="this node has no fs.file-nr")
+CHECK = Check(observe, METRICS, judge, settings=Settings, absent="this node has no fs.file-nr")

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from hangwatch import words
 from hangwatch.checks.framework import contract
-from hangwatch.checks.framework.contract import Check, Metric, Metrics, Rows, ok, warning, worst
+from hangwatch.checks.framework.contract import Check, Metric, Metrics, ok, warning, worst
 from hangwatch.model import CheckVerdict, Fault, GpuName
 from hangwatch.probes.base import procfs
 from hangwatch.probes.gpu import query
@@ -97,14 +97,4 @@ def _left_seconds(window: Sequence[Sample], gpu: GpuUse) -> float | None:
     return None if began is None else window[-1].boot_seconds - began
 
 
-def table(sample: Sample) -> Rows:
-    """Return one row per GPU."""
-    yield "GPU", "has a process", "memory in use (GiB)"
-    for gpu in sample.gpus:
-        memory = "" if gpu.memory_used_bytes is None else f"{gpu.memory_used_bytes / GIBIBYTE:.1f}"
-        yield gpu.index, gpu.is_used, memory
-
-
-CHECK = Check(
-    observe, METRICS, judge, table, window=WINDOW, parts=contract.gpu_parts, absent="this node has no NVIDIA GPU"
-)
+CHECK = Check(observe, METRICS, judge, window=WINDOW, parts=contract.gpu_parts, absent="this node has no NVIDIA GPU")

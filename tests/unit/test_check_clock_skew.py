@@ -197,8 +197,3 @@ def test_a_real_chronyd_on_loopback(tmp_path: Path) -> None:
         assert answer.stratum == 9 and abs(answer.offset_seconds) < 0.001
         assert not answer.synchronized, "it has no source but its own clock"
     assert chrony.read_tracking(arguments) is None, "chrony is installed and does not run"
-
-
-def test_the_table_shows_every_source() -> None:
-    rows = list(clock_skew.table(sample(chrony=tracking(0.002))))
-    assert [row[0] for row in rows] == ["source", "kernel", "chrony"]

@@ -369,12 +369,18 @@ def test_checks_with_nothing_to_look_at_are_one_row_and_what_many_say_is_said_on
     assert result_table.report_table(results[:1])[1:] == [("a", "OK", "NotPresent", no_job.message, "")]
 
 
-def test_only_checks_with_rows_have_a_verbose_table() -> None:
+def test_verbose_table_has_rows_of_the_check_else_its_metrics() -> None:
+    power = Point("gpu_power_ratio", 0.25, "help", (("gpu", "0"), ("uuid", "GPU-0")))
     results = [
         result_of("a", CheckStatus.OK, table=(("head",), ("row",))),
         result_of("b", CheckStatus.OK, table=(("head",),)),
+        result_of("c", CheckStatus.OK, points=(power,)),
+        result_of("d", CheckStatus.OK),
     ]
-    assert result_table.verbose_tables(results) == [("a", (("head",), ("row",)))]
+    assert result_table.verbose_tables(results) == [
+        ("a", (("head",), ("row",))),
+        ("c", (("metric", "of", "value"), ("gpu_power_ratio", "gpu=0 uuid=GPU-0", "0.25"))),
+    ]
 
 
 SCHEMA = Path(__file__).parents[2] / "docs" / "check.schema.json"

@@ -3,7 +3,7 @@
     observe(node, settings)  -> a Sample, None (not present on this node), or a Fault (did not respond)
     METRICS                  -> the exported numbers, each with the function that reads it from a sample
     judge(window, settings)  -> a CheckVerdict over the last samples, newest last; the window is never empty
-    table(sample)            -> optional rows for `hangwatch check --verbose`, header first
+    table(sample)            -> optional rows for `check --verbose`, header first; else it shows METRICS
 
 Only `observe` reads the machine, and only through `hangwatch.probes`. The other functions are pure.
 The runner handles timing, exceptions, deadlines, faults and "not present". A check does not catch exceptions itself.

@@ -8,7 +8,7 @@ import msgspec
 from hangwatch import __version__
 from hangwatch.checks.framework.contract import ABSENT
 from hangwatch.checks.framework.node_facts import Facts
-from hangwatch.model import CheckResult, CheckStatus, CheckVerdict, Fault, Value, list_by_key
+from hangwatch.model import CheckResult, CheckStatus, CheckVerdict, Fault, Point, Value, list_by_key
 
 Status: TypeAlias = Literal["OK", "WARNING", "CRITICAL", "UNKNOWN"]
 FailOn: TypeAlias = Literal["warning", "critical"]
@@ -130,8 +130,16 @@ def _absent_row(results: Sequence[CheckResult]) -> tuple[str, ...]:
 
 
 def verbose_tables(results: Iterable[CheckResult]) -> list[tuple[str, tuple[tuple[str, ...], ...]]]:
-    """Return (name of the check, rows) for each check with a table. The first row of a table is its header."""
-    return [(result.check, result.table) for result in results if len(result.table) > 1]
+    """Return (name of the check, rows) for each check with a table, else with metrics. The first row is the header."""
+    tables = ((result.check, result.table or _point_rows(result.points)) for result in results)
+    return [(name, rows) for name, rows in tables if len(rows) > 1]
+
+
+def _point_rows(points: Sequence[Point]) -> tuple[tuple[str, ...], ...]:
+    """Return one row for each metric and subject, such as a GPU."""
+    subjects = [" ".join(f"{name}={value}" for name, value in point.labels) for point in points]
+    rows = [(point.name, subject, f"{point.value:.10g}") for point, subject in zip(points, subjects, strict=True)]
+    return (("metric", "of", "value"), *rows)
 
 
 def to_json(

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 LONGEST_LINE = 1024
 
-_FIRST = re.compile(r"failed \(exitcode: (-?\d{1,9})\) local_rank: \d{1,7} \(pid: (\d{1,10})\)")
+FAILED = re.compile(r"failed \(exitcode: (-?\d{1,9})\) local_rank: (\d{1,7}) \(pid: (\d{1,10})\)")
 _SUMMARY = re.compile(r"^  exitcode  : (-?\d{1,9}) \(pid: (\d{1,10})\)", re.MULTILINE)
 _ROOT_CAUSE = "Root Cause (first observed failure):"
 
@@ -29,4 +29,5 @@ def exits(text: str) -> dict[int, RankExit]:
     text = "\n".join(line[:LONGEST_LINE] for line in text.split("\n"))
     all_exits = {int(pid): RankExit(int(code), is_first=False) for code, pid in _SUMMARY.findall(text)}
     first = [(code, pid) for part in text.split(_ROOT_CAUSE)[1:] for code, pid in _SUMMARY.findall(part)[:1]]
-    return all_exits | {int(pid): RankExit(int(code), is_first=True) for code, pid in (*_FIRST.findall(text), *first)}
+    first += [(code, pid) for code, _, pid in FAILED.findall(text)]
+    return all_exits | {int(pid): RankExit(int(code), is_first=True) for code, pid in first}

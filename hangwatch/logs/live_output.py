@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from hangwatch import words
+from hangwatch.formats.torchrun_exits import FAILED
 from hangwatch.logs import line_prefixes, merged_logs
 from hangwatch.logs.failures import clean
 from hangwatch.logs.merged_logs import RankLog
@@ -15,7 +16,6 @@ LONGEST_LINE = 1024  # characters that are matched: a rank may write 64 KiB in o
 _SHOWN_LINES = 10
 _SHOWN_CHARACTERS = 200
 _LINES_MASKED = 128  # a private key of 8,192 bits has 100 lines; its last lines alone do not look like a key
-_NOBODY = RankId()
 
 
 def read_logs(ends: Mapping[RankId, Sequence[OutputEnd]], inner_pids: Mapping[RankId, int]) -> tuple[RankLog, ...]:
@@ -24,16 +24,13 @@ def read_logs(ends: Mapping[RankId, Sequence[OutputEnd]], inner_pids: Mapping[Ra
     `inner_pids` are the process ids in the pid namespaces of the ranks.
     """
     users = Counter(end.file for rank_ends in ends.values() for end in rank_ends)
-    shared_files: set[str] = set()
     parts = []
-    for rank, rank_ends in ends.items():
-        for end in rank_ends:
-            if users[end.file] == 1:
-                parts.append((end.path, rank, _read_log(_read_lines(end))))
-            elif end.file not in shared_files:
-                shared_files.add(end.file)
-                logs = _read_shared(_read_lines(end), ends, inner_pids)
-                parts += [(end.path, writer, log) for writer, log in logs.items()]
+    for rank, end in {end.file: (rank, end) for rank, rank_ends in ends.items() for end in rank_ends}.values():
+        if users[end.file] == 1:
+            parts.append((end.path, rank, _read_log(_read_lines(end))))
+        else:
+            logs = _read_shared(_read_lines(end), ends, inner_pids)
+            parts += [(end.path, writer, log) for writer, log in logs.items()]
     return merged_logs.join(parts)
 
 
@@ -68,12 +65,18 @@ def _read_log(lines: Iterable[str]) -> Log:
 def _read_shared(
     lines: Iterable[str], ends: Mapping[RankId, object], inner_pids: Mapping[RankId, int]
 ) -> dict[RankId, Log]:
-    """Return the log of each rank in a shared file. The rank or process id at the beginning of a line decides."""
+    """Return the log of each rank in a shared file. The rank or process id at the beginning of a line decides.
+
+    Lines before torchrun's report of a failure are those of an earlier attempt if that rank now has another process.
+    """
     by_rank = {rank.rank: rank for rank in ends if rank.rank is not None}
     by_pid: dict[int | None, RankId] = {pid: rank for rank, pid in inner_pids.items()}
     logs: dict[RankId, Log] = {}
     for number, line in enumerate(lines, 1):
-        mark, _, text = line_prefixes.split(line, _NOBODY)
+        failed = FAILED.search(line)
+        if failed and any(rank.local_rank == int(failed[2]) and pid != int(failed[3]) for pid, rank in by_pid.items()):
+            logs.clear()
+        mark, _, text = line_prefixes.split(line, RankId())
         writer = by_pid.get(mark.pid) if mark.rank is None else by_rank.get(mark.rank)
         if writer is not None:
             logs.setdefault(writer, Log()).feed(text, number)

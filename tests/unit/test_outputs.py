@@ -68,6 +68,14 @@ def test_what_nccl_merely_chose_is_no_trouble() -> None:
     assert complete_with_logs(WAITS, logs(chose, *["step\n"] * 7), 8).check_first == ()
 
 
+@pytest.mark.parametrize(("pid", "ranks"), [(99, []), (10, [3])])
+def test_lines_before_a_restart_of_a_rank_do_not_count(pid: int, ranks: list[int]) -> None:
+    report = (
+        f"E1201 10:00:00.000000 9 torch/api.py:1] failed (exitcode: 1) local_rank: 3 (pid: {pid}) of binary: python"
+    )
+    assert list(shared(f"[rank3]: {FAILS}\n{report}\n")) == ranks
+
+
 def test_line_in_a_shared_log_belongs_to_the_rank_in_its_prefix() -> None:
     found = shared(
         f"[rank3]: ValueError\nnode-1:9:31 [2] {PEER}\na line without a rank\n[rank99]: ValueError\nnode-1:99:1 [0] {PEER}\n"

@@ -734,6 +734,14 @@ def test_next_step_is_in_the_verdict() -> None:
     assert not verdict.named and "Check the file system of the checkpoint" in verdict.message
 
 
+@pytest.mark.parametrize(("has_device", "checks"), [(None, "xid nvlink_status infiniband network"), (False, "network")])
+def test_next_step_without_devices_checks_no_gpu(has_device: bool | None, checks: str) -> None:
+    group = unnamed_group("collective_wait", count=4)
+    members = tuple(replace(member, waits=Waits(has_device=has_device)) for member in group.members)
+    verdict = judge(Grouping(groups=(replace(group, members=members),), world_size=4))
+    assert verdict.next_step == f"`hangwatch check {checks}` on each of its nodes"
+
+
 @pytest.mark.parametrize(
     ("names", "step"), [(("storage", "lock"), "dump all nodes"), (("collective_wait",), "on every node of the job")]
 )

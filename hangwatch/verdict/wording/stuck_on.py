@@ -85,6 +85,7 @@ def next_step(finding: Finding, settle: str) -> str:
         finding.kind,
         (member.id for member in finding.members),
         are_all_captured=finding.scene.stacks == finding.scene.grouping.world_size,
+        may_use_gpus=not all(member.waits.has_device is False for member in finding.scene.grouping.members),
     )
 
 

@@ -57,11 +57,6 @@ class Signature(str, Enum):
 
 
 _MOTIONS = {
-    Signature.GONE: Motion.FROZEN,
-    Signature.STOPPED: Motion.FROZEN,
-    Signature.COMPUTES: Motion.MOVING,
-    Signature.TRANSFERS: Motion.MOVING,
-    Signature.GPU_WORKS: Motion.MOVING,
-    Signature.BEHIND_GPU: Motion.FROZEN,
-    Signature.BLOCKED: Motion.FROZEN,
+    **dict.fromkeys((Signature.COMPUTES, Signature.TRANSFERS, Signature.GPU_WORKS), Motion.MOVING),
+    **dict.fromkeys((Signature.GONE, Signature.STOPPED, Signature.BEHIND_GPU, Signature.BLOCKED), Motion.FROZEN),
 }

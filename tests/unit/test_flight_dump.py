@@ -136,6 +136,21 @@ def test_batch_that_is_counted_as_a_collective_is_none() -> None:
     ]
 
 
+def test_operations_of_torch_2_2_and_2_3_are_read_if_they_are_of_all_ranks() -> None:
+    row = {key: entry(1)[key] for key in ("pg_id", "profiling_name", "input_sizes", "output_sizes", "state", "retired")}
+    old = row | {"seq_id": 7, "time_created_us": CREATED_NS // 1000}
+    newer = row | {"seq_id": 7, "time_created_ns": CREATED_NS}
+    for whole, first in (
+        ([old, old], 0),
+        ({"version": "1.4", "entries": [newer | {"record_id": 5}, newer | {"record_id": 6}]}, 5),
+    ):
+        assert recorder_dump.begins_so(as_pickle(whole))
+        (recorder,) = parse(whole).recorders
+        assert [(record.id, record.collective_seq) for record in recorder.records] == [(first, 7), (first + 1, 7)]
+    with pytest.raises(ValueError, match=r"torch 2\.2"):
+        parse([old | {"pg_id": 1}])
+
+
 def test_before_2_1_a_record_does_not_say_that_it_is_point_to_point() -> None:
     old = {key: value for key, value in entry(0, profiling_name="nccl:recv 1<-0").items() if key != "is_p2p"}
     assert parse(dumped(old)).recorders[0].records[0].is_p2p

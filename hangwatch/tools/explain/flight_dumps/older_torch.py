@@ -1,11 +1,34 @@
-"""Operations in the dumps of torch 2.4, in the form of later versions. Pure."""
+"""Operations in the dumps of torch 2.2 to 2.4, in the form of later versions. Pure."""
 
 import itertools
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 
 from msgspec.structs import replace
 
+from hangwatch.collectives.process_groups import DEFAULT_GROUP
 from hangwatch.model.flight_records import FlightRecord
+
+
+def modernize_row(row: Mapping[object, object], number: int) -> Mapping[object, object]:
+    """Return an operation of torch 2.2, which wrote only a list of operations, or 2.3 in the form of later versions.
+
+    Raises ValueError if it is of another group than that of all ranks: groups with the same number may have different
+    ranks.
+    """
+    if row.get("pg_id") != 0 or re.match(r"\w+:(?:send|recv)", str(row.get("profiling_name"))):
+        raise ValueError("is of torch 2.2 or 2.3, and lists operations of other groups than that of all ranks")
+    sequence, created = row.get("seq_id"), row.get("time_created_us")
+    return {
+        "record_id": number,
+        **row,
+        "process_group": DEFAULT_GROUP,
+        "collective_seq_id": sequence,
+        "p2p_seq_id": 0,
+        "op_id": sequence,
+        "retired": row.get("retired", row.get("state") == "completed"),
+        "time_created_ns": created * 1000 if isinstance(created, int) else row.get("time_created_ns"),
+    }
 
 
 def count_batches(records: Sequence[FlightRecord]) -> list[FlightRecord]:

@@ -40,7 +40,7 @@ from hangwatch.tools.explain.flight_dumps.dump_values import (
     read_text,
     read_time,
 )
-from hangwatch.tools.explain.flight_dumps.older_torch import count_batches
+from hangwatch.tools.explain.flight_dumps.older_torch import count_batches, modernize_row
 from hangwatch.tools.explain.flight_dumps.safe_pickle import load_plain_values
 
 MOST_BYTES = 64 << 20
@@ -55,7 +55,7 @@ _KEY = re.compile(
 )
 _OPENS = re.compile(rb"^\s*\{\s*\"")
 _PICKLED = re.compile(rb"^\x80[\x02-\x05]")
-_VERSION = re.compile(r"^2\.\d{1,4}$")
+_VERSION = re.compile(r"^[12]\.\d{1,4}$")
 _PEERS = re.compile(r"^[a-z0-9_.-]+:(?:send|recv) (\d{1,7})(?:->|<-)\d{1,7}$")
 _RANKS = re.compile(r"^\[?[\d, ]*\]?$", re.ASCII)
 
@@ -100,6 +100,8 @@ def parse(content: bytes) -> FlightDump:
     rows: list[Mapping[object, object]] = [
         read_as(dict, row, "entry") for row in read_as(list, values.get("entries", []), "entries")
     ]
+    if version.startswith("1."):
+        rows = [modernize_row(row, number) for number, row in enumerate(rows)]
     by_library: dict[Library, list[FlightRecord]] = defaultdict(list)
     newest = 0
     for row in rows:
@@ -155,12 +157,13 @@ def _load_values(content: bytes) -> tuple[dict[object, object], str]:
     if len(content) > MOST_BYTES:
         raise ValueError(f"is larger than {MOST_BYTES >> 20} MiB")
     values = load_plain_values(content) if _PICKLED.match(content) else _decode_json(content)
+    if isinstance(values, list):
+        values = {"version": "1.0", "entries": values}
     if not isinstance(values, dict) or "version" not in values:
         raise ValueError("is not a flight recorder dump: it has no version")
     version = values["version"]
     if not isinstance(version, str) or not _VERSION.match(version):
-        unknown = words.elided(str(version)[:MOST_NAME], 16)
-        raise ValueError(f"has the unknown format {unknown}; known are 2.x, of torch 2.4 and later")
+        raise ValueError(f"has the unknown format {words.elided(str(version)[:MOST_NAME], 16)}; known are 1.x and 2.x")
     return values, version
 
 

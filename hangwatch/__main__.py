@@ -19,7 +19,8 @@ def main() -> None:
         with contextlib.suppress(OSError):  # the command line reports it
             os.write(1, f"hangwatch, version {__version__}\n".encode())
             sys.exit(0)
-    gc.disable()  # imports make many objects and no garbage: collections would take a tenth of their time
+    # Imports make many objects and no garbage: collections would take a tenth of their time
+    gc.disable()
     from hangwatch.cli import main as run_command
 
     try:

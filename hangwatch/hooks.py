@@ -27,7 +27,8 @@ from hangwatch.schedule.owner_limits import FairQueue, RateLimit
 
 MOST_WAITING_OF_OWNER = 8
 _CHILD = Path(__file__).with_name("hook_process.py")
-_GRACE_SECONDS = 10.0  # after a hook's deadline, for hook_process to kill the hook and its children
+# After a hook's deadline, for hook_process to kill the hook and its children
+_GRACE_SECONDS = 10.0
 _KEYS = ("on_hung", "on_stalled", "on_recovered", "on_ended", "on_crashed")
 _KEY_OF = {
     JobState.HUNG: "on_hung",

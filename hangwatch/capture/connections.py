@@ -37,12 +37,14 @@ from hangwatch.probes.network.sockets import Connection
 from hangwatch.probes.process import blocked_call, main_thread, shared_locks
 from hangwatch.stacks import process_activity
 
-_CPU_SECONDS = 1.0  # for reading shared memory regions in one round; a busy node delays the thread
+# For reading shared memory regions in one round; a busy node delays the thread
+_CPU_SECONDS = 1.0
 _MOST_CHILDREN = 64
 _OF_MEMORY_OR_DEVICE = ("/dev/", "/memfd:")
 _OBJECTS: dict[str, CallObject] = {"child": "child", "path": "file", "path_at": "file"}
 _MOST_ENDPOINT_CHARACTERS = 80
-_MOST_PARENTS = 16  # ranks with a search for ancestors: all ranks of a job on one node have similar ancestors
+# Ranks with a search for ancestors: all ranks of a job on one node have similar ancestors
+_MOST_PARENTS = 16
 _MOST_REGIONS = 1 << 16  # of shared memory, over all ranks: about 300 bytes each
 
 

@@ -73,10 +73,7 @@ class Sample(contract.Sample, frozen=True):
 
 
 def observe(node: Node, settings: Settings) -> Sample | Fault | None:
-    """Read fs.file-nr, the open files and limits of ranks and workers, and the limits of launchers.
-
-    A process that ends meanwhile is skipped.
-    """
+    """Read fs.file-nr, the open files and limits of ranks and workers, and the limits of launchers that are alive."""
     text = pseudo_files.read(node.proc_root / "sys" / "fs" / "file-nr", "fs.file-nr")
     if not isinstance(text, str):
         return text

@@ -45,10 +45,7 @@ class Sample(contract.Sample, frozen=True):
 
 
 def observe(node: Node, _: contract.Settings) -> Sample | Fault | None:
-    """Read the recorder of one rank of each job, or reuse the result of an earlier read.
-
-    Each run reads only a few new jobs of each owner.
-    """
+    """Read the recorder of one rank of each job, or take the earlier result: a few new jobs of each owner a run."""
     presences, pending = [], []
     for job in node.jobs:
         if job.ranks and (answers := node.recorders.unchanging_part(job.ranks[0].id)):

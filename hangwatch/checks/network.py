@@ -36,7 +36,8 @@ REMEDY_INTERFACE = (
     "set MASTER_ADDR to the address of the first node, NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME to the interface "
     "between the nodes; if gloo chose the interface, /etc/hosts maps the host name of this node to loopback"
 )
-RETRANSMITS_OF_A_DEAD_PEER = 4  # about 3 s without a response: the kernel doubles its retransmission timeout
+# About 3 s without a response: the kernel doubles its retransmission timeout
+RETRANSMITS_OF_A_DEAD_PEER = 4
 
 
 class Settings(contract.Settings, frozen=True):
@@ -332,10 +333,7 @@ def _silent(window: Sequence[Sample]) -> Iterator[CheckVerdict]:
 
 
 def _never_answered(window: Sequence[Sample]) -> Iterator[CheckVerdict]:
-    """Find masters that refused connections in every sample while ranks retried.
-
-    The cause is usually that rank 0 has not started its store.
-    """
+    """Find masters that refused connections in every sample while ranks retried: rank 0 may serve no store."""
     for master in window[-1].masters:
         seconds = _refused_seconds(window, master.key)
         if seconds >= REFUSED_SECONDS:
@@ -356,10 +354,7 @@ def _refused_seconds(window: Sequence[Sample], key: tuple[JobName, str]) -> floa
 
 
 def _unreachable(window: Sequence[Sample]) -> Iterator[CheckVerdict]:
-    """Find ranks that other nodes could not reach in two samples in a row.
-
-    After one sample the rank may still open its other sockets.
-    """
+    """Find ranks that other nodes could not reach in two samples: after one, a rank may still open its sockets."""
     before = {enclosed.rank for sample in window[-2:-1] for enclosed in sample.enclosed}
     for enclosed in window[-1].enclosed:
         if enclosed.rank in before:

@@ -13,7 +13,8 @@ from hangwatch.probes.gpu.details import Details, GpuBus
 from hangwatch.probes.node import pci
 from hangwatch.probes.node.machine import Node
 
-LOADED_RATIO = 0.2  # GPU utilization from which its link must run at full speed; idle links slow down
+# GPU utilization from which its link must run at full speed; idle links slow down
+LOADED_RATIO = 0.2
 REPLAYS_PER_MINUTE = 8.0
 VIRTUAL = re.compile(r"^flags\s*:.*\shypervisor\b", re.MULTILINE)  # in /proc/cpuinfo
 
@@ -158,10 +159,7 @@ def _translation(sample: Sample) -> Iterator[CheckVerdict]:
 
 
 def _redirects(sample: Sample) -> Iterator[CheckVerdict]:
-    """Find bridges that send peer-to-peer traffic to the CPU (ACS).
-
-    A virtual machine needs such bridges, so they are not a finding there.
-    """
+    """Find bridges that send peer-to-peer traffic to the CPU (ACS), as a virtual machine needs: no finding there."""
     if sample.virtual:
         return
     affected = [slot for slot in sample.slots if slot.redirecting_bridges]

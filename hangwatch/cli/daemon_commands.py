@@ -24,7 +24,8 @@ from hangwatch.cli.usage_errors import MachineError
 if TYPE_CHECKING:
     from hangwatch.checks.framework.contract import Settings as CheckSettings
 
-STOP_SECONDS = 8.0  # longest time for an orderly stop; up to 5 s of it are for writing incidents
+# Longest time for an orderly stop; up to 5 s of it are for writing incidents
+STOP_SECONDS = 8.0
 
 log = logging.getLogger("hangwatch")
 
@@ -71,7 +72,8 @@ def run(config_path: Path | None) -> None:
 
     settings, source, check_settings = _proven(config_path)
     _log_to_stderr(settings.log.level)
-    faulthandler.enable()  # systemd's watchdog sends SIGABRT: write the daemon's stacks to the journal
+    # systemd's watchdog sends SIGABRT: write the daemon's stacks to the journal
+    faulthandler.enable()
     gpus = NvmlSampler(sample_seconds=settings.gpu.sample_seconds, deadline_seconds=settings.gpu.deadline_seconds)
     daemon = Daemon(settings, gpus, notifier=Notifier.from_environ(os.environ), check_settings=check_settings)
     # The kernel may deliver a signal to another thread. That does not wake this thread, which runs the handler.

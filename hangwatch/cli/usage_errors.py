@@ -18,10 +18,7 @@ class MachineError(TemporaryError):
 
 
 def with_sudo() -> str:
-    """Return the line to type to run this command as root.
-
-    sudo does not find a program in a virtual environment by its name.
-    """
+    """Return the line to type to run this command as root. sudo finds no program of a virtual environment."""
     program = Path(sys.argv[0]).absolute()
     is_found = program.name != "hangwatch" or str(program.parent) in _PROGRAM_FOLDERS
     return shlex.join(["sudo", "hangwatch" if is_found else str(program), *sys.argv[1:]])

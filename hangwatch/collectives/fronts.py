@@ -18,7 +18,8 @@ from hangwatch.model import EnqueuedOperation, list_by_key
 
 _MOST_NUMBERS = 8  # pending operations of one group
 _Node: TypeAlias = Hashable  # a rank, an operation as (index of its group, number, is it started), or:
-_ANY_RANK = -(1 << 62)  # for one or more of the candidates, a rank waits in a group without another known member
+# For one or more of the candidates, a rank waits in a group without another known member
+_ANY_RANK = -(1 << 62)
 
 
 class Front(NamedTuple):

@@ -6,7 +6,8 @@ from typing import NamedTuple
 from hangwatch.model import ProcessId, Value
 
 _SHORTEST_SECONDS = 0.5  # between two readings
-_TIMES_OTHERS = 2.0  # the value of the late rank is at least this multiple of the highest of the others
+# The value of the late rank is at least this multiple of the highest of the others
+_TIMES_OTHERS = 2.0
 _SLOW_CLOCK_RATIO = 0.95  # of the lowest clock of the others
 
 

@@ -13,7 +13,8 @@ from hangwatch.probes.node import kmsg
 from hangwatch.probes.process import crash_artifacts
 from hangwatch.tables import secret_forms
 
-_NEAR_SECONDS = 120.0  # from an artifact to the noticed end of the rank: destructors, writing a core, next scan
+# From an artifact to the noticed end of the rank: destructors, writing a core, next scan
+_NEAR_SECONDS = 120.0
 _CONTAINER_GONE = (
     "its container no longer exists, and with it its error file and core; write them to a volume of the host "
     "(torchrun --log-dir, TORCHELASTIC_ERROR_FILE) to keep them"

@@ -35,7 +35,8 @@ from hangwatch.verdict.wording import evidence
 
 _SHOWN = 3
 _TIE_SECONDS = 2.0  # error files have whole seconds
-_DRIFT = 20e-6  # drift of the clock of the kernel log against the wall clock: seconds per second since boot
+# Drift of the clock of the kernel log against the wall clock: seconds per second since boot
+_DRIFT = 20e-6
 _TERMINATION_SIGNALS = frozenset({"SIGTERM", "SIGINT", "SIGHUP"})
 
 

@@ -17,7 +17,8 @@ from hangwatch.state import steps
 
 MOST_RANKS = 256  # of one job on this node
 STALE_SECONDS = 600.0  # without a new collective the samples are dropped: the job hangs or rests
-MOST_SECONDS = 5.0  # of one reading of all jobs; the next reading begins with the jobs that it omitted
+# Of one reading of all jobs; the next reading begins with the jobs that it omitted
+MOST_SECONDS = 5.0
 
 
 class _Samples(NamedTuple):

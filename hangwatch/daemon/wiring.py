@@ -46,7 +46,8 @@ log = logging.getLogger(__package__)  # one logger for the whole package: users 
 
 STATUS_SECONDS = 10.0
 SOCKET_SECONDS = 30.0
-BEATS_MISSED = 10.0  # after this many sample periods without a sample, the daemon reports itself unhealthy
+# After this many sample periods without a sample, the daemon reports itself unhealthy
+BEATS_MISSED = 10.0
 SCAN_DEADLINE_SECONDS = 10.0
 STUCK_SECONDS = 60.0  # a scan or capture that overruns its budget by this much is stuck
 

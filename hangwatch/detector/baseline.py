@@ -11,7 +11,8 @@ from hangwatch.detector.transitions import Change, enter_state
 from hangwatch.detector.watch_parts import Recovered
 from hangwatch.model import JobState
 
-ERRORS_BEFORE_SECONDS = 120.0  # XIDs and link errors are read each minute; the job may fall silent after the error
+# XIDs and link errors are read each minute; the job may fall silent after the error
+ERRORS_BEFORE_SECONDS = 120.0
 
 
 def with_learned_baseline(watch: JobWatch, now: float, settings: Detector) -> JobWatch:

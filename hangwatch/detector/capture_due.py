@@ -19,10 +19,12 @@ from hangwatch.detector.transitions import Change, TakeCapture, begin_capture, c
 from hangwatch.detector.watch_parts import Starting
 from hangwatch.model import JobState
 
-RELOOK_MAX_SECONDS = 3600.0  # longest pause between light captures of a job with low power; the first is the hold
+# Longest pause between light captures of a job with low power; the first is the hold
+RELOOK_MAX_SECONDS = 3600.0
 CAPTURE_LOST_SECONDS = 300.0  # a capture that has not ended after this time is abandoned
 LOOK_SECONDS = Capture().usual_seconds
-LAST_LOOK_SECONDS = 30.0  # longest time between the last capture and the timeout; a newer capture is not repeated
+# Longest time between the last capture and the timeout; a newer capture is not repeated
+LAST_LOOK_SECONDS = 30.0
 
 
 def light_capture_when_due(watch: JobWatch, voters: list[GpuPower], now: float, settings: Detector) -> Change:

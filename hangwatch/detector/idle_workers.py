@@ -21,10 +21,7 @@ PAUSE_SECONDS = 3600.0  # between two warnings of one job
 
 
 def follow_work(gpus: Mapping[str, GpuPower], now: float, settings: Detector) -> dict[str, GpuPower]:
-    """Return the GPUs with the times at which their work or their low power began.
-
-    Work ends when low power has lasted for `hold_seconds`.
-    """
+    """Return the GPUs with the times at which work began, or low power, which ends work after `hold_seconds`."""
     return {uuid: _follow_gpu(gpu, now, settings) for uuid, gpu in gpus.items()}
 
 

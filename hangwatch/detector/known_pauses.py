@@ -13,7 +13,8 @@ from hangwatch.model import Grouping, Motion, RankId, Signature, Value
 FORGOTTEN_SECONDS = 86400.0
 MOST_PAUSES = 64
 MOST_PLACES = 16
-END_MARGIN_SECONDS = 120.0  # a hang must page at least this long before the collective timeout ends the job
+# A hang must page at least this long before the collective timeout ends the job
+END_MARGIN_SECONDS = 120.0
 
 NOWHERE = "nowhere"
 """The place of a capture without a usable place, see `find_places`, or of a hang that cannot end by itself.

@@ -24,8 +24,10 @@ from hangwatch.detector.transitions import Change, begin_suspicion, confirm_stat
 from hangwatch.detector.watch_parts import GLANCE_SECONDS, Starting
 from hangwatch.model import CodeRegion, JobState, RankId
 
-STANDSTILL_HOLDS = 2.0  # a rank that stays between the same few lines for this many holds is not judged
-PROGRESS_SECONDS = 10.0  # a job that enqueued a collective in this time is not suspected because it draws little power
+# A rank that stays between the same few lines for this many holds is not judged
+STANDSTILL_HOLDS = 2.0
+# A job that enqueued a collective in this time is not suspected because it draws little power
+PROGRESS_SECONDS = 10.0
 _RESTING_WORDS = {
     JobState.SUSPENDED: "all {} ranks are stopped or frozen",
     JobState.OVER: "training is over: its {} ranks have disconnected and are idle",

@@ -24,7 +24,8 @@ from hangwatch.model import OPEN_STATES, GpuSample, JobState
 
 RECOVERED_SHOWN_SECONDS = 60.0  # long enough to be seen by a Prometheus that scrapes every 15 or 30 s
 FROZEN_START_CAPTURES, FROZEN_START_HOLDS = 2, 2.5  # a page 300 s after the start, with the default hold of 120 s
-WARNED_RATIO = 0.5  # a job without ranks warns after this part of its hold, and pages after the whole of it
+# A job without ranks warns after this part of its hold, and pages after the whole of it
+WARNED_RATIO = 0.5
 SAMPLE_GAP_SECONDS = 10.0  # a longer gap between samples does not count as quiet time
 _BY_POWER = frozenset({JobState.STARTING, JobState.TRAINING, JobState.QUIET, JobState.RECOVERED})
 _BY_COUNTERS = "its ranks enqueue collectives; none of its GPUs can be read"

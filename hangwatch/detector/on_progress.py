@@ -38,7 +38,8 @@ from hangwatch.model.flight_records import ProgressCounter
 LOW_POWER_SECONDS = 15.0  # of a job without known counters, before its first light capture
 OLD_POWER_SECONDS = 10.0  # an older reading of power does not show that it is still low
 BETWEEN_CAPTURES_SECONDS = 20.0  # from the start of one capture to the start of the one that confirms it
-NEW_JOB_HOLDS = 2.5  # a gap is unusual after so many holds while usual gaps are not known, as at a start
+# A gap is unusual after so many holds while usual gaps are not known, as at a start
+NEW_JOB_HOLDS = 2.5
 _MAY_BE_SUSPECTED = frozenset(
     {JobState.STARTING, JobState.TRAINING, JobState.QUIET, JobState.UNKNOWN, JobState.RECOVERED}
 )

@@ -17,10 +17,14 @@ from hangwatch.model import GpuLevels, GpuSample, Value, median
 SMOOTHING_SAMPLES = 5  # a median of five: a single outlier neither starts nor ends a quiet time
 BUCKETS = 60  # the busy window has 60 buckets; the oldest bucket is dropped as a whole
 BUSY_QUANTILE = 0.9
-FLAT_SPREAD = 0.03  # a run is flat while the smoothed power stays within this ratio of its mean
-FALL_SECONDS = 10.0  # power far below the working level that is flat for this long is not counted as work
-FALLEN_RATIO = 0.75  # of the working level; flat power below it proves nothing, so a light capture is due
-FALLEN_LIGHT_RATIO = 0.9  # the same, for power under `busy_ratio_of_limit`: of hangs, idle GPUs and light jobs
+# A run is flat while the smoothed power stays within this ratio of its mean
+FLAT_SPREAD = 0.03
+# Power far below the working level that is flat for this long is not counted as work
+FALL_SECONDS = 10.0
+# Of the working level; flat power below it proves nothing, so a light capture is due
+FALLEN_RATIO = 0.75
+# The same, for power under `busy_ratio_of_limit`: of hangs, idle GPUs and light jobs
+FALLEN_LIGHT_RATIO = 0.9
 IDLE_LIMIT_RATIO = 0.25  # of the power limit; an idle GPU draws less
 STUCK_MARGIN = 1.1  # power above this multiple of `stuck_watts` counts as back
 

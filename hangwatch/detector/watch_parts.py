@@ -12,7 +12,8 @@ from hangwatch.detector.power_level import GpuPower
 from hangwatch.detector.sleepers import Sleeper, Standstill
 from hangwatch.model import JobName, JobState, ProcessId, RankId, Value
 
-GLANCE_SECONDS = 300.0  # shortest time between two light captures that are due to fallen, flat power
+# Shortest time between two light captures that are due to fallen, flat power
+GLANCE_SECONDS = 300.0
 
 
 # --- in every state --------------------------------------------------------------------------------------------------

@@ -180,7 +180,8 @@ def _main_index(threads: list[_PySpyThread], pid: int | None) -> int | None:
 
 _INSTALLED = re.compile(
     r"/(?:site|dist)-packages/|/lib(?:64)?/python\d+(?:\.\d+)?t?/|^<frozen |/torchinductor_[^/]+/|^<eval_with_key>"
-)  # python3.13t: a free-threaded build; what torch generates is not what the user wrote
+    # python3.13t: a free-threaded build; what torch generates is not what the user wrote
+)
 
 
 _TO_PACKAGE = re.compile(r"^.*/(?:site|dist)-packages/|^.*?/lib(?:64)?/python\d+(?:\.\d+)?t?/")

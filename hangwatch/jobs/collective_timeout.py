@@ -13,9 +13,11 @@ from hangwatch.model import Job, JobName, Value
 
 NCCL_DEFAULT_SECONDS = 600.0
 OTHER_DEFAULT_SECONDS = 1800.0
-RENDEZVOUS_SECONDS = 600.0  # torch/distributed/elastic/rendezvous: `join` if dynamic, `timeout` if static
+# torch/distributed/elastic/rendezvous: `join` if dynamic, `timeout` if static
+RENDEZVOUS_SECONDS = 600.0
 HEARTBEAT_DEFAULT_SECONDS = 480.0
-MOST = 1e9  # larger numbers (seconds or minutes) are cut to this; a variable may hold hundreds of digits
+# Larger numbers (seconds or minutes) are cut to this; a variable may hold hundreds of digits
+MOST = 1e9
 VARIABLES = frozenset(
     {
         "TORCH_NCCL_ASYNC_ERROR_HANDLING",

@@ -19,7 +19,8 @@ from hangwatch.jobs.process_tree import INIT_PID, Tree, start_order
 from hangwatch.model import FoundJobs, GpuSample, GpuSweep, Job, Process, ProcessId, Rank, Worker, gaps, spans
 
 DEFAULT_LIMITS = config.Jobs()
-_MAX_NAME = 48  # characters of the name that a launcher gave; a checksum and a pid may follow
+# Characters of the name that a launcher gave; a checksum and a pid may follow
+_MAX_NAME = 48
 _LOOPBACK = ("localhost", "127.", "::1", "[::1]")
 
 
@@ -79,7 +80,8 @@ def job_of_pids(processes: Sequence[Process], pids: Sequence[int]) -> Job:
         else:
             slot = process_role.find_rank_slot(process)
             if slot is not None and slot.variables.started_by_first and process_role.node_number(process.environ, slot):
-                slot = None  # after the first node, the rank depends on the unknown number of ranks on each node
+                # After the first node, the rank depends on the unknown number of ranks on each node
+                slot = None
             ranks.append(_rank(process, slot, place=None, tree=tree, samples=(), ranks=set(chosen)))
     return Job(
         job_id=_safe("pids-" + "-".join(map(str, chosen))), launcher="pids", launcher_id=None, ranks=tuple(ranks)

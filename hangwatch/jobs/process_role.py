@@ -312,10 +312,7 @@ def _describe_doubts(environ: Mapping[str, str], names: Sequence[str], most: int
 
 
 def _local_tasks(environ: Mapping[str, str], variables: RankVariables) -> int | None:
-    """Return the number of tasks of the Slurm step on this node; None if unknown.
-
-    For example, node 2 of the layout "8(x2),4" has 4 tasks.
-    """
+    """Return the number of tasks of the Slurm step on this node, 4 on node 2 of "8(x2),4"; None if unknown."""
     node = _number(environ, variables.node_id)
     layout = next(filter(None, map(environ.get, variables.tasks_per_node)), "")
     if node is None:

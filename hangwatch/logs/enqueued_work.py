@@ -24,7 +24,8 @@ _SHOWN = 4
 _OF_ANY_GROUP = "any group"
 _UNEVEN = ("ALLTOALL", "GATHER", "SCATTER")  # their sizes may differ between ranks
 _ROOTED = ("BROADCAST", "REDUCE", "GATHER", "SCATTER")  # some ranks leave these before the others have joined
-_CLOCK_SECONDS = 1.0  # numbers this much older than another rank's timeout still count as written after it
+# Numbers this much older than another rank's timeout still count as written after it
+_CLOCK_SECONDS = 1.0
 
 
 class _Standing(NamedTuple):
@@ -103,10 +104,7 @@ def find_gpus(works: Sequence[RankWork]) -> dict[str, RankId]:
 
 
 def compare(works: Sequence[RankWork], world_size: int | None, ranks: Collection[int] = ()) -> list[WorkFinding]:
-    """Compare the numbers of all ranks. Return what was found; findings with ranks to check first come first.
-
-    `ranks` are those of the logs.
-    """
+    """Compare the numbers of all `ranks` with logs. Return findings; those with ranks to check first come first."""
     waits: dict[RankId, set[str]] = defaultdict(set)
     for rank, _, (line, *_) in works:
         if rank is not None and line.kind == "work" and (line.timed_out is not None or line.is_own_timeout):

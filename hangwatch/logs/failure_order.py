@@ -29,10 +29,7 @@ class FailureKind(NamedTuple):
 
 
 def group_failures(logs: Sequence[RankLog]) -> list[FailureKind]:
-    """Return the first failure of each rank, grouped by its text without numbers.
-
-    Failures that do not blame other ranks come first.
-    """
+    """Return the first failure of each rank by its text without numbers. Those that blame no rank come first."""
     first_failures = ((log.failures[0], log) for log in logs if log.failures)
     by_text = list_by_key(
         ((without_numbers(failure.text), failure.of_others), (failure, log)) for failure, log in first_failures

@@ -255,10 +255,7 @@ def _split_within(node: str, rest: str) -> tuple[RankId, bool, str]:
 
 
 def _split_actor(prefix: re.Match[str], line: str, file_id: RankId) -> tuple[RankId, bool, str]:
-    """Return the process in a prefix such as `(Worker_TP2 pid=4122)`.
-
-    If a torch prefix follows, it contains the rank.
-    """
+    """Return the process in a prefix such as `(Worker_TP2 pid=4122)`. A torch prefix after it contains the rank."""
     text, number, pid, address = prefix.groups()
     title, rest = process_title.read(text.replace(" ", "_")), line[prefix.end() :]
     inner = _PATTERNS["of_rank"].match(rest)

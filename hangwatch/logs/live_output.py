@@ -12,10 +12,12 @@ from hangwatch.logs.rank_log import Log, last_written
 from hangwatch.model import LastLines, OutputEnd, RankId
 from hangwatch.tables import secret_forms
 
-LONGEST_LINE = 1024  # characters that are matched: a rank may write 64 KiB in one line, where patterns are slow
+# Characters that are matched: a rank may write 64 KiB in one line, where patterns are slow
+LONGEST_LINE = 1024
 _SHOWN_LINES = 10
 _SHOWN_CHARACTERS = 200
-_LINES_MASKED = 128  # a private key of 8,192 bits has 100 lines; its last lines alone do not look like a key
+# A private key of 8,192 bits has 100 lines; its last lines alone do not look like a key
+_LINES_MASKED = 128
 
 
 def read_logs(ends: Mapping[RankId, Sequence[OutputEnd]], inner_pids: Mapping[RankId, int]) -> tuple[RankLog, ...]:

@@ -63,10 +63,7 @@ def _make_end(logs: Sequence[RankLog], template: str, step: float) -> End:
 
 
 def _write_ranges(logs: Sequence[RankLog]) -> str:
-    """Return the last line of the first log.
-
-    An integer that differs between the logs becomes a range such as "299..300".
-    """
+    """Return the last line of the first log. An integer that differs between logs is a range such as "299..300"."""
     text = logs[0].last.text if logs[0].last else ""
     ranges = (
         f"{min(column, key=int)}..{max(column, key=int)}" if _is_step_column(column, logs) else ""

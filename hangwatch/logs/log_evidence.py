@@ -212,10 +212,7 @@ def _find_silent(logs: Sequence[RankLog], kinds: Sequence[FailureKind]) -> _Hint
 
 
 def _find_signal(logs: Sequence[RankLog]) -> _Hint | None:
-    """Return a hint on the signal that ended the launcher; None if there was no signal.
-
-    A person or the scheduler has then stopped the job.
-    """
+    """Return a hint on the signal by which a person or a scheduler has ended the launcher; None without a signal."""
     signals = {log.messages[_LAUNCHER_SIGNAL].value for log in logs if _LAUNCHER_SIGNAL in log.messages}
     if not signals:
         return None

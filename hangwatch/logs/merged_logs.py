@@ -13,7 +13,8 @@ from hangwatch.logs.rank_log import Line, Log, Message, latest
 from hangwatch.model import RankId, list_by_key
 
 _POD, _POD_LISTED = re.compile(r"([^/]*-)\d{1,5}(?:\.[a-z]{1,9})*$"), re.compile(r"[a-z0-9.-]+ +0/\d|.* pod/")
-_LONG_SECONDS = 600.0  # of a job that a failure ends, the last ranks end at the collective timeout of PyTorch
+# Of a job that a failure ends, the last ranks end at the collective timeout of PyTorch
+_LONG_SECONDS = 600.0
 
 
 class RankLog(NamedTuple):

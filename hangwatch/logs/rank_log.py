@@ -300,7 +300,8 @@ class Log:
                 rank=rank,
             )
         )
-        if self._is_root_cause:  # torchrun writes one at its end: an earlier one of this host is of an earlier job
+        # torchrun writes one at its end: an earlier one of this host is of an earlier job
+        if self._is_root_cause:
             host, self._is_root_cause = summary.get("host", ""), False
             self.ended += [(self._summaries[host], 0)] if host in self._summaries else []
             self._summaries[host] = number
@@ -332,9 +333,6 @@ def latest(lines: Sequence[Line]) -> Line | None:
 
 
 def last_written(line: str) -> str:
-    """Return the text that a terminal shows for a line with carriage returns.
-
-    A progress bar is one such line for hours.
-    """
+    """Return what a terminal shows of a line with carriage returns. A progress bar is one such line for hours."""
     parts = [part for part in line[-LONGEST_LINE:].split("\r") if part.strip()]
     return parts[-1] if parts else ""

@@ -41,10 +41,7 @@ class WorkFinding(NamedTuple):
 
 
 def compare_reports(works: Sequence[RankWork], groups: set[str], ranks: Collection[int]) -> Iterator[WorkFinding]:
-    """Yield what the ranks report of each other. `groups` are the process groups of the job's operations.
-
-    `ranks` are those of the logs.
-    """
+    """Yield what `ranks`, those of the logs, report of each other. `groups` are the job's process groups."""
     yield from _compare_desync_reports(works, groups)
     yield from _compare_barriers(works, ranks)
     yield from _compare_setups(works)

@@ -13,7 +13,8 @@ CRASHED = "Crashed"
 PAGED = "the on-call is paged"
 """The line of a timeline at which the page of the incident began."""
 
-INCIDENT_VERSION = 4  # 2: Job.absent_local_ranks are ranges; 3: Member has parts; 4: dumps have parts
+# 2: Job.absent_local_ranks are ranges; 3: Member has parts; 4: dumps have parts
+INCIDENT_VERSION = 4
 
 LONGEST_CAUSE = 500
 """Characters of the cause in a feedback."""

@@ -1,4 +1,1 @@
-"""Adapters that read the machine: its processes, GPUs, networks and kernel files.
-
-No other package reads the machine.
-"""
+"""Adapters that read the machine: its processes, GPUs, networks and kernel files. No other package does."""

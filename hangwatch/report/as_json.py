@@ -23,10 +23,7 @@ from hangwatch.stacks.user_code import split_by_line
 from hangwatch.verdict.wording.next_steps import next_step
 
 SCHEMA_VERSION = 2  # 2: the dumps of a capture have parts
-"""The version of `Answer` and `Dump`.
-
-It increases if a field is removed or changes its meaning, not for a new field.
-"""
+"""The version of `Answer` and `Dump`. It increases if a field is removed or changes its meaning, not for new ones."""
 
 
 class JobHead(JobName, frozen=True):

@@ -99,10 +99,7 @@ def _recorder_faults(members: Iterable[Member]) -> Iterator[tuple[RankId, Fault]
 
 
 def without(grouping: Grouping, job: Job | None = None) -> str:
-    """Return the sources that a verdict did not have: `flight recorder (torch 2.16.0 is unknown), GPU power`.
-
-    Of `job`, the GPUs are known.
-    """
+    """Return the sources that a verdict lacked: `flight recorder (torch 2.16.0 is unknown), GPU power` of `job`."""
     members = grouping.members
     recorders = dict.fromkeys(fault.detail.partition(": ")[0] for _, fault in _recorder_faults(members))
     stacks = sum(group.size for group in grouping.groups if group.fault is not None and not group.gone)

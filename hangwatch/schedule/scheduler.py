@@ -26,7 +26,8 @@ _THREADS: dict[Pool, int] = {
     "counters": 1,
     "recorders": 1,  # the first reading of a library takes seconds
     "slow": 3,
-    "capture": 8,  # mostly sleeping; the number of concurrent py-spy processes has its own limit
+    # Mostly sleeping; the number of concurrent py-spy processes has its own limit
+    "capture": 8,
     "crashes": 2,  # the file system of an owner may not respond for 10 s
     "store": 1,  # a disk that does not respond must not block a capture
     "checks": 8,

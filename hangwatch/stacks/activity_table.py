@@ -44,7 +44,8 @@ EXITING = "exiting"
 """The activity of a rank that is exiting: its interpreter or an exit handler waits for threads or processes."""
 AWAITS_CHILD = "subprocess"
 """The activity of a rank that measurements show waiting for a child process in an event loop."""
-_CHECKOUT = r"/(?:/(?:.*/)?)?"  # the root, or any folder of a whole path: a short path that still begins with `/`
+# The root, or any folder of a whole path: a short path that still begins with `/`
+_CHECKOUT = r"/(?:/(?:.*/)?)?"
 CACHE_LIMIT = 1 << 16
 
 

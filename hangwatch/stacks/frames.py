@@ -34,7 +34,8 @@ class _Files(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
 _FILES = tables.load("hangwatch.tables", "stack_files.toml", _Files)
 _THREAD_START = ("_bootstrap", "_bootstrap_inner", "run")
-_LONGEST_NAME = 1000  # a process chooses its names, and nested brackets are removed level by level
+# A process chooses its names, and nested brackets are removed level by level
+_LONGEST_NAME = 1000
 _QUALIFIERS = frozenset({"const", "volatile", "noexcept", "&", "&&"})  # after the parameters of a C++ function
 _BRACKETS = re.compile(r"<[^<>]*>|\([^()]*\)|\[[^\[\]]*\]")
 

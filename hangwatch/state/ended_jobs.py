@@ -8,7 +8,8 @@ from hangwatch.model import EndedProcess, Job, gaps, spans
 from hangwatch.state.actions import ReadCrashArtifacts
 from hangwatch.state.board import JobEntry
 
-ENDED_RANKS_KEPT = 1024  # the newest of a job: as many as can run at once, so the first dead rank is kept
+# The newest of a job: as many as can run at once, so the first dead rank is kept
+ENDED_RANKS_KEPT = 1024
 ENDED_WORKERS_KEPT = 64
 
 

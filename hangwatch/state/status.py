@@ -15,7 +15,8 @@ from hangwatch.verdict.wording.short_paths import shorten_paths
 
 _USUAL = Detector()
 LONG_GAP_SECONDS = 60.0
-SCHEMA_VERSION = 3  # 2: absent_local_ranks is a list of [first, last], GpuStatus.jobs; 3: unseen replaces no_counters
+# 2: absent_local_ranks is a list of [first, last], GpuStatus.jobs; 3: unseen replaces no_counters
+SCHEMA_VERSION = 3
 
 
 class JobStatus(JobName, frozen=True):

@@ -8,7 +8,8 @@ import re
 from functools import lru_cache
 
 _MOST_PATHS = 1024  # that are remembered; a scan reads at most 16 KiB of each
-_ABOVE = r"(?:/\.\.)*"  # a daemon in its own control group namespace sees other paths relative to it
+# A daemon in its own control group namespace sees other paths relative to it
+_ABOVE = r"(?:/\.\.)*"
 
 # slurm.conf's ProctrackType=proctrack/cgroup. v2: /system.slice/slurmstepd.scope/job_4711/step_0/user/task_0. If
 # several slurmd run on one node, the name of the node comes first. v1: /slurm/uid_1004/job_4711/step_0/task_0. Slurm

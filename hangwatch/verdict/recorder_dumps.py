@@ -21,7 +21,8 @@ Records = Mapping[int, Sequence[RankRecords]]
 """The flight recorders of each rank, keyed by global rank."""
 
 _NO_STACK = Fault(subject="rank", reason="NoStack", detail="it has a dump of its flight recorder but no stack")
-_TIMES_WAITING = 3  # as GPUs are behind; a dump that was written earlier than the others looks like such a GPU
+# As GPUs are behind; a dump that was written earlier than the others looks like such a GPU
+_TIMES_WAITING = 3
 
 
 def without_stacks(records: Records, stacked: Iterable[RankDump], world_size: int | None) -> Iterator[RankDump]:

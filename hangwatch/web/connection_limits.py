@@ -17,8 +17,10 @@ Caller: TypeAlias = int | str
 MOST_CALLERS = 4096  # in memory; the least recent caller is dropped
 MOST_LOGGED = 64
 _ALL_AT_ONCE, _ALL_PER_SECOND = 2000.0, 200.0
-_RESERVE_RATIO = 0.25  # reserve for quiet callers during a flood, as a ratio of the limit of all callers together
-QUIET_SECONDS = 5.0  # a caller without an attempt for this time is quiet; Prometheus scrapes less often
+# Reserve for quiet callers during a flood, as a ratio of the limit of all callers together
+_RESERVE_RATIO = 0.25
+# A caller without an attempt for this time is quiet; Prometheus scrapes less often
+QUIET_SECONDS = 5.0
 
 log = logging.getLogger(__name__)
 

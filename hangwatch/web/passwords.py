@@ -22,9 +22,11 @@ from hangwatch.model import is_loopback
 from hangwatch.web.connection_limits import caller_at
 
 MOST_WAITING = 8
-LONGEST_WAIT_SECONDS = 4.0  # if the wait were longer, the answer is "busy", because an answer has ten seconds in total
+# If the wait were longer, the answer is "busy", because an answer has ten seconds in total
+LONGEST_WAIT_SECONDS = 4.0
 SHARE_OF_A_CORE = 0.1
-WRONG_KEPT = 256  # wrong passwords kept, so that a scraper with an old password costs one hash, not one per scrape
+# Wrong passwords kept, so that a scraper with an old password costs one hash, not one per scrape
+WRONG_KEPT = 256
 COSTLY = 12  # above this cost each attempt takes at least half a second of CPU
 MOST_COST = 14  # about a second of CPU
 MOST_BYTES = 72  # bcrypt uses only these bytes of a password; Go also cuts it here

@@ -10,7 +10,8 @@ MOST_ROUNDS = 3  # of a dump over the user socket
 
 
 _SO_PEERGROUPS = 59  # asm-generic/socket.h; Python has no name for it
-_MOST_GROUPS_BYTES = 1024  # Python's limit; a user with more than 256 groups counts as a member of none
+# Python's limit; a user with more than 256 groups counts as a member of none
+_MOST_GROUPS_BYTES = 1024
 
 
 class Peer(NamedTuple):

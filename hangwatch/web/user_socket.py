@@ -47,7 +47,8 @@ MOST_WAITING_DUMPS = 64  # running and queued dumps; a dump takes some seconds
 AGAIN_SECONDS = 30  # for a user whose dump could not start
 MOST_DUMP_BYTES = 16 << 20
 SENDING_SECONDS = 2.0  # time to send the reason before the listener closes the connection
-MARGIN_SECONDS = 30.0  # time for scans and for the wait for a thread, in addition to the deadlines of a capture
+# Time for scans and for the wait for a thread, in addition to the deadlines of a capture
+MARGIN_SECONDS = 30.0
 UNKNOWN = text(
     HTTPStatus.FORBIDDEN,
     "a user namespace (a rootless container?) hides your user id: run the command outside of it",
@@ -289,10 +290,7 @@ def _unsafe(folder: Path) -> str | None:
 
 
 def _remove_stale(path: str) -> None:
-    """Remove the socket that a killed daemon left.
-
-    Raises OSError if another daemon listens on the socket, or if the path is not a socket.
-    """
+    """Remove a killed daemon's socket. Raises OSError if another daemon listens there, or if it is no socket."""
     with contextlib.suppress(FileNotFoundError):
         if not stat.S_ISSOCK(Path(path).lstat().st_mode):
             raise OSError(errno.EEXIST, "exists and is not a socket")

@@ -54,10 +54,7 @@ class Sample(Value, frozen=True, kw_only=True):
 
 
 class Settings(config.Section, frozen=True):
-    """No settings except `enabled`.
-
-    A check with further settings, in its section `[checks.<name>]` of the configuration, extends this class.
-    """
+    """No settings except `enabled`. A check with more, in `[checks.<name>]` of the configuration, extends this."""
 
     enabled: Annotated[bool, Meta(description="false: the check runs only if `hangwatch check` names it")] = True
 

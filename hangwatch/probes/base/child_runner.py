@@ -17,10 +17,7 @@ from hangwatch.probes.base.child import KILL_SECONDS, NO_EXTRA_TIME, Child, Star
 
 MOST_ABANDONED = 32
 MOST_ABANDONED_OF_SHARE = 8
-"""Limit of abandoned children per user or pod.
-
-Each of them can mount a file system that does not respond. None may use up the total limit.
-"""
+"""Limit of abandoned children per user or pod: each can mount a silent file system and use up the total limit."""
 
 MOST_PRINTED_BYTES = 16 << 20
 MOST_MEMORY_BYTES = 4 << 30  # RLIMIT_DATA of a child of `Runner`

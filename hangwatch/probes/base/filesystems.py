@@ -50,10 +50,7 @@ _OCTAL = re.compile(r"\\([0-7]{3})")
 
 
 class Mount(Value, frozen=True):
-    """A mounted file system.
-
-    `device` is `major:minor`, equal for all mounts of one file system. `id` is unique per mount.
-    """
+    """A mounted file system. `device` is `major:minor`, equal for all its mounts. `id` is unique per mount."""
 
     path: str
     type: str

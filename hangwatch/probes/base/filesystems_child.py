@@ -69,5 +69,6 @@ def answer_all(deadline_seconds: float, questions: list[tuple[str, str]]) -> Non
 
 if __name__ == "__main__":
     answer_all(float(sys.argv[1]), list(zip(sys.argv[2::2], sys.argv[3::2], strict=True)))
-    os.close(1)  # the parent reads the end of the output, even while a blocked thread keeps this process alive
+    # The parent reads the end of the output, even while a blocked thread keeps this process alive
+    os.close(1)
     os._exit(0)

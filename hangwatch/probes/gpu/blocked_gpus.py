@@ -50,10 +50,7 @@ class BlockedGpus:
         self._begin_pause(index, fault, max(doubled, self._first_pause_seconds), now)
 
     def due_for_retry(self, now: float, hanging: Collection[int | None]) -> tuple[int, ...]:
-        """Return the GPUs to retry now, by index.
-
-        A GPU in `hanging` is omitted: a process still hangs in a call about it.
-        """
+        """Return the GPUs to retry now, by index, without those in `hanging`: a process still hangs in their calls."""
         return tuple(
             index for index, blocked in self._blocked.items() if now >= blocked.retry_at and index not in hanging
         )

@@ -18,10 +18,7 @@ _RTF_REJECT = 0x200
 
 
 class Interface(Value, frozen=True):
-    """A network interface. `up` is None if unknown (another network namespace).
-
-    Errors are totals since the interface was created.
-    """
+    """A network interface. `up` is None if unknown (another network namespace). Errors are totals since its start."""
 
     name: str
     up: bool | None
@@ -111,10 +108,7 @@ def routes(net_root: Path) -> tuple[Route, ...]:
 
 
 def parse_routes(text: str) -> tuple[Route, ...]:
-    """Return the routes in /proc/net/route that are up.
-
-    The columns are interface, destination, gateway, flags, ..., metric, mask.
-    """
+    """Return the routes of /proc/net/route that are up: interface, destination, gateway, flags, ..., metric, mask."""
     found = []
     for interface, destination, flags, metric, mask in _ROUTE.findall(text):
         if int(flags, 16) & _RTF_UP:
@@ -125,10 +119,7 @@ def parse_routes(text: str) -> tuple[Route, ...]:
 
 
 def interface_to(address: str, known_routes: tuple[Route, ...]) -> str | None:
-    """Return the interface that leads to an IPv4 address; None without a route.
-
-    The longest prefix decides, then the lowest metric.
-    """
+    """Return the interface towards an IPv4 address, by longest prefix, then lowest metric; None without a route."""
     try:
         target = ipaddress.IPv4Address(address)
     except ValueError:

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from hangwatch.probes.base import background
 
-CPU_SECONDS = 0.5  # for one namespace, of the thread: the kernel answers at once, and a busy node delays the thread
+# For one namespace, of the thread: the kernel answers at once, and a busy node delays the thread
+CPU_SECONDS = 0.5
 PROTOCOL = 4  # NETLINK_SOCK_DIAG
 BY_FAMILY = 20  # SOCK_DIAG_BY_FAMILY
 HEADER = struct.Struct("=IHHII")  # nlmsghdr

@@ -24,12 +24,14 @@ MOST_CONNECTIONS = 1 << 15  # of one namespace: any user may open 100,000
 MOST_DESCRIPTORS = 4096  # of one process
 MOST_NAMESPACES = 64  # of one scan
 
-_TCPDIAG_GETSOCK = 18  # both families in one walk through the kernel's table, which takes a millisecond
+# Both families in one walk through the kernel's table, which takes a millisecond
+_TCPDIAG_GETSOCK = 18
 _INET_DIAG_INFO = 2
 _MESSAGE_BYTES = 72  # inet_diag_msg
 _RETRANSMITS_AT, _UNACKED_AT, _AGES_AT, _BYTES_AT, _INFO_BYTES = 2, 24, 44, 120, 136  # in tcp_info
 _LONGEST_ANSWER_MS = 3_600_000
-_SHORTEST_PAUSE_MS = 20  # between an answer and the next question; the kernel counts in steps of up to 10 ms
+# Between an answer and the next question; the kernel counts in steps of up to 10 ms
+_SHORTEST_PAUSE_MS = 20
 _LISTED_BYTES = 32 << 20
 _MAPPED = bytes(10) + b"\xff\xff"
 

@@ -1,7 +1,4 @@
-"""Write log lines to stderr, and format them for the systemd journal.
-
-Their priority prefix makes `journalctl -p warning` work.
-"""
+"""Write log lines to stderr with the priority by which the systemd journal sorts them (`journalctl -p warning`)."""
 
 import logging
 import os

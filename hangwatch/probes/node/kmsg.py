@@ -28,7 +28,8 @@ MAX_RECORDS_PER_READ = 200_000
 COUNTED = ("xid", "sxid", "hung_task")
 """The rows of kernel_lines.toml for which every line is counted."""
 
-LINES_KEPT = 512  # of each row, so that many lines of one row do not displace those of another
+# Of each row, so that many lines of one row do not displace those of another
+LINES_KEPT = 512
 MAY_READ = "run as root, or grant CAP_SYSLOG; in a container, mount /dev/kmsg and allow the device"
 
 _RECORDS = re.compile(rb"^\d{1,9},(\d{1,20}),(\d{1,20}),[^;\n]*;.*\n", re.MULTILINE)
@@ -164,10 +165,7 @@ class _Follower:
             self._counts[key] += 1
 
     def _whole_lines(self) -> Iterator[bytes]:
-        """Yield whole lines.
-
-        A read of the device returns one record; a read of a regular file may end inside a line.
-        """
+        """Yield whole lines. A read of the device returns one record; a read of a file may end inside a line."""
         for _ in range(MAX_RECORDS_PER_READ):
             try:
                 piece = os.read(self._descriptor, RECORD_BYTES)

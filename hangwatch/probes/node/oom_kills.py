@@ -18,7 +18,8 @@ from hangwatch.probes.base import pseudo_files
 from hangwatch.tables import cgroups
 
 OWNERS_KEPT = 128
-KILLS_KEPT = 16  # of each owner, so that many kills of one owner do not displace those of another
+# Of each owner, so that many kills of one owner do not displace those of another
+KILLS_KEPT = 16
 KEYS_KEPT = 512
 SAME_KILL_SECONDS = 1.0  # the kernel writes the lines of one kill under one lock
 
@@ -48,10 +49,7 @@ LITERALS = ("oom-kill:", "Tasks in ", "ut of memory")
 
 
 class OomKill(Value, frozen=True):
-    """A killed process.
-
-    `cgroup` is its control group. `limit_cgroup` is the control group that reached its limit. Empty if unknown.
-    """
+    """A killed process, its control group and the group that reached its limit; both are empty if unknown."""
 
     pid: int
     comm: str

@@ -15,7 +15,8 @@ DISPLAY_CLASS = 0x03  # VGA and 3D controllers
 BRIDGE_OTHER_CLASS = 0x0680  # NVSwitch
 
 ACS_CAPABILITY = 0x000D
-ACS_REDIRECTS = 0x0004 | 0x0008  # P2P request and completion redirect (PCIe base specification, ACS control register)
+# P2P request and completion redirect (PCIe base specification, ACS control register)
+ACS_REDIRECTS = 0x0004 | 0x0008
 CONFIG_EXTENDED_START = 0x100
 
 TRANSLATED = ("DMA", "DMA-FQ")

@@ -57,10 +57,7 @@ def read() -> Timex | Fault:
 
 
 def decode(state: int, status: int, offset: int, esterror: int, maxerror: int) -> Timex:
-    """Convert the kernel's integers to seconds.
-
-    `offset` is in ns with STA_NANO, else in us. The errors are always in us.
-    """
+    """Convert the kernel's integers to seconds: `offset` from ns with STA_NANO, else from us; errors from us."""
     return Timex(
         synchronized=state != TIME_ERROR and not status & STA_UNSYNC,
         offset_seconds=offset * (1e-9 if status & STA_NANO else 1e-6),

@@ -177,10 +177,7 @@ def exit_code(process: ProcessId, proc_root: Path = procfs.PROC) -> int | None:
 
 
 def find_cores(ranks: Sequence[tuple[RankSnapshot, Path]], proc_root: Path = procfs.PROC) -> list[Core | None]:
-    """Return the core of each rank; None if the rank left no core.
-
-    A core that the kernel passes to a program is `refused`.
-    """
+    """Return the core of each rank; None if it left none. A core that the kernel passes to a program is `refused`."""
     pattern = pseudo_files.read_or_empty(proc_root / _CORE_PATTERN).strip()
     if not pattern:
         return [None] * len(ranks)

@@ -11,7 +11,8 @@ from hangwatch.probes.base import procfs
 from hangwatch.probes.base.interpreter import pip_install
 from hangwatch.probes.process import proc_pid
 
-MOST_THREADS = 4096  # limit of py-spy 0.4, also for the frames of a thread; above it, py-spy reports "no interpreter"
+# Limit of py-spy 0.4, also for the frames of a thread; above it, py-spy reports "no interpreter"
+MOST_THREADS = 4096
 INSTALL_PYSTACK = f"for free-threaded builds and newer Pythons: {pip_install('pystack>=1.7,<2')}"
 
 

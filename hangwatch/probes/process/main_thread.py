@@ -20,7 +20,8 @@ MOST_DESCRIPTORS = 1024  # of one poll, select or epoll
 
 _AT_FDCWD, _DESCRIPTOR_BITS = -100, 0xFFFFFFFF  # of fcntl.h; a descriptor is the lower half of an argument
 _F_OFD_SETLKW = 38
-_READ_AHEAD_BYTES = 128 << 10  # read by a major page fault: read_ahead_kb of Documentation/ABI/stable/sysfs-block
+# Read by a major page fault: read_ahead_kb of Documentation/ABI/stable/sysfs-block
+_READ_AHEAD_BYTES = 128 << 10
 _MOST_PIDS = 1 << 22  # PID_MAX_LIMIT
 _MOST_PATH_BYTES = 512
 _MOST_THREADS = 65536

@@ -14,7 +14,8 @@ from typing import NamedTuple, TypeAlias
 MOST_BYTES = 8 << 20  # of one reading: 4,096 records of 512 bytes, and the memory they point to
 MOST_STRING_BYTES = 4096
 MOST_DEPTH = 64  # of a balanced tree in an address space
-_GAP_BYTES = 2048  # less than a page: all bytes between two mapped bytes this close are mapped
+# Less than a page: all bytes between two mapped bytes this close are mapped
+_GAP_BYTES = 2048
 _SPAN_BYTES = 1 << 16
 _NODE = struct.Struct("<I4xQQQ")  # color, parent, left, right
 _STRING = struct.Struct("<QQ16s")  # address of its bytes, their number, and the bytes of a short string

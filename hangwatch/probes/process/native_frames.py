@@ -21,7 +21,8 @@ _MOST_ENTRY_BYTES = 4096
 _MOST_SEGMENTS = 64
 _HIGHEST = 1 << 56
 _EH_FRAME, _LOAD = 0x6474E550, 1
-_TABLE = b"\x01\x1b\x03\x3b"  # version 1; pcrel sdata4, udata4, datarel sdata4: the encodings that linkers write
+# Version 1; pcrel sdata4, udata4, datarel sdata4: the encodings that linkers write
+_TABLE = b"\x01\x1b\x03\x3b"
 _RBP, _RSP, _RETURN = 6, 7, 16
 _ARCHITECTURE = platform.machine()
 

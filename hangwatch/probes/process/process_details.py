@@ -34,7 +34,8 @@ def read(targets: Sequence[ProcessId]) -> dict[ProcessId, ProcessDetails]:
 
 
 def _read(pid: int, tables: sockets.Tables) -> ProcessDetails:
-    import psutil  # not at the start: only details of a named rank need it, and it costs 1 MiB
+    # Not at the start: only details of a named rank need it, and it costs 1 MiB
+    import psutil
 
     proc_root = tables.proc_root
     links = sockets.descriptors(pid, proc_root)

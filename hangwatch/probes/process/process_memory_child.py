@@ -21,10 +21,7 @@ kept: dict[tuple[str, int], tuple[int, float]] = {}  # descriptor, time of its l
 
 
 def answer(path: str, places: list[tuple[int, int]], start_ticks: int) -> tuple[int, list[bytes]]:
-    """Return the errno of open(2), 0 if it succeeded, and the readable content at each place.
-
-    Blocks while a page does not respond.
-    """
+    """Return the errno of open(2), 0 if it succeeded, and each place's content. Blocks while a page is silent."""
     key = path, start_ticks
     try:
         descriptor = kept[key][0] if key in kept else os.open(path, os.O_RDONLY)

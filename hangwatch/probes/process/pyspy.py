@@ -32,13 +32,15 @@ SILENT: tuple[int, ...] = ()
 
 _VERSION_DEADLINE_SECONDS = 3.0
 _SILENT_SECONDS = 60.0  # time before the next call of `--version`
-_SETTLE_SECONDS = 0.01  # a target without its tracer runs for a moment before a pending stop takes effect
+# A target without its tracer runs for a moment before a pending stop takes effect
+_SETTLE_SECONDS = 0.01
 _MORE_TRIES = 4
 _LOCK = threading.Lock()
 _VERSIONS: dict[Path, tuple[int, ...]] = {}
 _SILENT_UNTIL: dict[Path, float] = {}
 _VERSION_READER = child_runner.Runner("py-spy")
-MOST_MEMORY_BYTES = 48 << 20  # a torch rank needs 8 MiB, 66,000 frames (16 MiB of JSON, as much as is read) 32 MiB
+# A torch rank needs 8 MiB, 66,000 frames (16 MiB of JSON, as much as is read) 32 MiB
+MOST_MEMORY_BYTES = 48 << 20
 _MOST_MEMORY_BYTES_NATIVE = 2 << 30  # it reads the symbols of all libraries of the target
 DUMPER = child_runner.Runner("py-spy", answer="stacks", most_memory_bytes=MOST_MEMORY_BYTES)
 _NATIVE_DUMPER = child_runner.Runner(

@@ -49,7 +49,8 @@ MOST_COUNTED_GROUPS = 64  # of a progress counter
 MOST_MEMBERS = 1 << 17
 TRIES = 4
 _MOST_EPOCHS = 1 << 32
-_MUTEX = 8  # after two bools, in every version; its first byte is not 0 while the mutex is held
+# After two bools, in every version; its first byte is not 0 while the mutex is held
+_MUTEX = 8
 
 
 class _Head(NamedTuple):

@@ -29,12 +29,15 @@ from hangwatch.probes.torch_recorder.layouts import Layout
 
 RANKS_AT_ONCE = 64  # of one question to the child
 NEWEST_RECORDS = 8  # of a group; they show which threads use it
-STOPPED_SECONDS = 8.0  # a rank without a new collective for this long: the threads of its groups are read again
+# A rank without a new collective for this long: the threads of its groups are read again
+STOPPED_SECONDS = 8.0
 THREADS_SECONDS = 300.0  # between two readings of the threads
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 60.0  # between attempts; doubled each time
 TORN_SECONDS = 10.0  # a recorder that could not be read for this long is not usable
-SILENCE_SECONDS = 60.0  # the ranks of an owner are not read for this long, if memory of one did not respond
-MOST_SECONDS = 5.0  # of one reading of all ranks; the next one begins with the owners that it omitted
+# The ranks of an owner are not read for this long, if memory of one did not respond
+SILENCE_SECONDS = 60.0
+# Of one reading of all ranks; the next one begins with the owners that it omitted
+MOST_SECONDS = 5.0
 
 GroupKey: TypeAlias = tuple[Library, int]
 

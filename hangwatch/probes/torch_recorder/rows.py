@@ -1,7 +1,4 @@
-"""Decode a record of a flight recorder.
-
-Its bytes become a row, by the layout of a version. The row becomes a `FlightRecord`.
-"""
+"""Decode a record of a flight recorder: bytes to a row, by the layout of a version, to a `FlightRecord`."""
 
 import struct
 from collections.abc import Sequence

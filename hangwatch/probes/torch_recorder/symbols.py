@@ -27,7 +27,8 @@ DEADLINE_SECONDS = 10.0
 STARVATION = child.Starvation(20.0, cpu_seconds=2.0, most_asleep=2)
 """Extra time for a child that waits for a CPU, not for a file. Reading libtorch_cpu takes 0.1 s of CPU."""
 
-SILENCE_SECONDS = 600.0  # time before another try, of a file that did not respond and of all files of its owner
+# Time before another try, of a file that did not respond and of all files of its owner
+SILENCE_SECONDS = 600.0
 MOST_KNOWN = 256
 MOST_KEPT_BYTES = 1 << 17
 _FARTHEST = 1 << 40

@@ -79,10 +79,7 @@ def headers(elf: ELFFile, form: Any, offset: int, size: int, count: int) -> list
 
 
 def places(file: int, library: str, offset: int) -> tuple[int | None, int | None]:
-    """Return the offsets of the pointer and of the registry from the mapping of `offset`.
-
-    One is None unless exactly one symbol matches.
-    """
+    """Return the offsets of pointer and registry from the mapping of `offset`; None unless one symbol matches."""
     with os.fdopen(os.dup(file), "rb") as stream:
         elf = ELFFile(stream)
         sections = headers(elf, elf.structs.Elf_Shdr, elf["e_shoff"], elf["e_shentsize"], elf.num_sections())

@@ -17,8 +17,10 @@ from hangwatch.probes.base import procfs, pseudo_files
 from hangwatch.probes.process import process_memory
 
 MOST_THREADS = 4096
-TID_OFFSET = 0x2D0  # of `tid` in glibc's struct pthread on x86-64, nptl/descr.h; glibc 2.36 and others
-_AUTOGRAD = b"pt_autograd_"  # the name of torch's threads for backward passes, torch/csrc/autograd/engine.cpp
+# Of `tid` in glibc's struct pthread on x86-64, nptl/descr.h; glibc 2.36 and others
+TID_OFFSET = 0x2D0
+# The name of torch's threads for backward passes, torch/csrc/autograd/engine.cpp
+_AUTOGRAD = b"pt_autograd_"
 _OF_COMMUNICATORS: dict[bytes, Library] = {b"pt_gloo_": "gloo", b"pt_nccl_": "nccl", b"NCCL ": "nccl"}
 _TID = struct.Struct("<i")
 

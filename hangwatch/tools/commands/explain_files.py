@@ -84,7 +84,8 @@ def _answer(
 
     The job is None unless a file is an incident.
     """
-    gc.disable()  # stacks have no reference cycles, and garbage collection takes a third of the time for many ranks
+    # Stacks have no reference cycles, and garbage collection takes a third of the time for many ranks
+    gc.disable()
     now.say("looking for files")
     files, incidents, about_incidents = _sort(paths)
     looked_at = now.each([path for path, _ in files], len(files), "looking at")

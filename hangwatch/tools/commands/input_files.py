@@ -30,7 +30,8 @@ _HTML, _OF_REPORT = b"<!doctype html>", b'<meta name="generator" content="hangwa
 _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 Kind = Literal["recorder", "dumped", "text", "empty", "compressed", "report", "other", "closed"]
-FileBelow = tuple[Path, Path | None]  # a path, and the folder argument that contains it; None: the path is an argument
+# A path, and the folder argument that contains it; None: the path is an argument
+FileBelow = tuple[Path, Path | None]
 
 
 def kind_of(path: Path, folder: Path | None) -> Kind:

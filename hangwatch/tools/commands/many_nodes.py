@@ -68,7 +68,8 @@ def merge(
 
     Exits 1 if a file had to be skipped, 2 if nothing could be read.
     """
-    gc.disable()  # the values have no reference cycles, and garbage collection would double the time
+    # The values have no reference cycles, and garbage collection would double the time
+    gc.disable()
     gathering = SightingCollector()
     problems = _gather(sources, gathering)
     jobs = gathering.jobs

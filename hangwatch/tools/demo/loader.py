@@ -48,10 +48,7 @@ def next_batch(loader: Loader, shard: str = GOOD_SHARD) -> bytes:
 
 
 def read_shard(shard: str) -> bytes:
-    """Read one batch of a shard and return it.
-
-    A shard on stuck storage, which is a FIFO in the demo, blocks the reader as a hung mount does.
-    """
+    """Read one batch of a shard. Stuck storage, here a FIFO, blocks the reader as a hung mount does."""
     with open(shard, "rb") as file:  # noqa: PTH123 - pathlib's frame would hide this one
         return file.read(BATCH_BYTES)
 

@@ -14,7 +14,8 @@ from hangwatch.tools.demo.phases import Phase, PhaseAge
 from hangwatch.tools.demo.simulated_node import SimulatedNode
 
 LIMIT_WATTS = 700.0
-DRAINED_SECONDS = 1.0  # NVML averages power over a second, and queued kernels continue for a moment
+# NVML averages power over a second, and queued kernels continue for a moment
+DRAINED_SECONDS = 1.0
 
 
 class Load(NamedTuple):

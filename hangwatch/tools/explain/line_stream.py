@@ -1,7 +1,4 @@
-"""Reader for one stream of lines: a file, or its lines with one prefix. It finds stacks of any tool, and log lines.
-
-Pure.
-"""
+"""Reader for one stream of lines: a file, or its lines with one prefix. Finds stacks of any tool, and log lines."""
 
 import re
 from collections.abc import Sequence
@@ -149,10 +146,7 @@ class Reader:
         self._unclear = []
 
     def _add_process(self, process: ParsedProcess) -> None:
-        """Keep a process that was read.
-
-        An unknown error line is py-spy's only if the stream has no lines outside of dumps.
-        """
+        """Keep a process that was read. An unknown error line is py-spy's only in a stream without other lines."""
         if not process.threads and process.fault is not None and process.fault.reason == UNHEARD:
             check_processes(len(self._unclear))
             self._unclear.append(process)

@@ -21,10 +21,7 @@ _MOST_EMPTY_NAMED = 16  # files without a dump or log, each listed by its name
 
 
 class LogCollector:
-    """The logs that were found while the sources are read.
-
-    `old` is the number of files of earlier attempts of torchrun.
-    """
+    """The logs that were found in the sources so far. `old` is the number of files of earlier torchrun attempts."""
 
     def __init__(self, notes: list[str]) -> None:
         self.old = 0

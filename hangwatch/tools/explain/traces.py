@@ -336,10 +336,7 @@ def _make_keys(processes: Sequence[ParsedProcess]) -> Iterator[int | str | None]
 
 
 def _number_unknown_ranks(source: Source, ranks: Sequence[_Rank]) -> None:
-    """Number the processes of one stream that have no rank and no pid, in their order.
-
-    The number becomes part of the node.
-    """
+    """Number the processes of one stream that have no rank and no pid, in order, as a part of their node."""
     unknown = [rank for rank in ranks if rank.id == structs.replace(source.id, pid=None)]
     if len(unknown) > 1:
         for number, rank in enumerate(unknown, 1):

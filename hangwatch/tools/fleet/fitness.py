@@ -40,10 +40,7 @@ class NodeReport(msgspec.Struct, frozen=True):
 
 
 class Finding(CheckSummary, frozen=True):
-    """A result of a check on one or more nodes, or of a comparison between nodes.
-
-    `check` is the name of the check or of the comparison.
-    """
+    """A result of a check or comparison (`check` is its name) on one or more nodes."""
 
     nodes: tuple[str, ...]
 

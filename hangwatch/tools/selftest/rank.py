@@ -28,8 +28,10 @@ LARGE_NUMBERS = 1 << 20
 GPU_NUMBERS = 1 << 26
 _SIOCGIFADDR = 0x8915  # netdevice(7)
 _PR_SET_PDEATHSIG = 1
-_OTHERS_SECONDS = 2.0  # in which ranks that began a step later report, too; a launcher ends them with this rank
-_TORCH_TIMEOUTS = 2  # torch's timeout, in timeouts of the test: missing ranks are reported before torch ends the ranks
+# In which ranks that began a step later report, too; a launcher ends them with this rank
+_OTHERS_SECONDS = 2.0
+# torch's timeout, in timeouts of the test: missing ranks are reported before torch ends the ranks
+_TORCH_TIMEOUTS = 2
 
 
 def groups_of(world_size: int) -> tuple[tuple[int, ...], ...]:

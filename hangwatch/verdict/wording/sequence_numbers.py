@@ -17,7 +17,8 @@ from hangwatch.verdict.wording import check_first_reasons, clauses
 from hangwatch.verdict.wording.group_text import SHOWN
 
 _DESCRIPTION_SHOWN = 40
-NO_DESCRIPTION = "undefined"  # the description of a group without one, by torch/distributed/distributed_c10d.py
+# The description of a group without one, by torch/distributed/distributed_c10d.py
+NO_DESCRIPTION = "undefined"
 
 
 def evidence(graph: WaitGraph) -> tuple[Evidence, ...]:

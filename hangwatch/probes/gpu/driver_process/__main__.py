@@ -1,7 +1,4 @@
-"""Start the process that owns the NVIDIA driver: `python -m hangwatch.probes.gpu.driver_process BEGIN`.
-
-BEGIN is the JSON of `messages.Begin`.
-"""
+"""Start the process that owns the NVIDIA driver: `... -m hangwatch.probes.gpu.driver_process BEGIN` (JSON)."""
 
 import ctypes
 import signal

@@ -170,10 +170,7 @@ class XidListener:
         self._gpus: dict[int | None, Gpu] = {}
 
     def listen(self, gpus: Sequence[Gpu], announce: Callable[[int | None, str], object]) -> None:
-        """Register for the XIDs of these GPUs, unless they are already registered.
-
-        `announce` is called before the driver call about each GPU.
-        """
+        """Register once for the XIDs of these GPUs. `announce` is called before the driver call about each GPU."""
         handles = {_address(gpu.handle): gpu for gpu in gpus}
         if self._set is not None and handles.keys() == self._gpus.keys():
             return

@@ -106,7 +106,8 @@ def main() -> None:
         return
     driver = Driver(begin, lambda gpu, purpose: send(parent, messages.CallAnnouncement(gpu=gpu, purpose=purpose)))
     try:
-        driver.open_gpus()  # seconds per GPU without persistence mode: the parent waits longer before Hello
+        # Seconds per GPU without persistence mode: the parent waits longer before Hello
+        driver.open_gpus()
         daemon_heap.trim()  # memory that imports used
         send(parent, messages.Hello())
         serve(driver, parent, begin.sample_seconds)

@@ -22,10 +22,7 @@ def read_text(value: object, name: str) -> str:
 
 
 def read_integer(value: object, name: str, lowest: int = 0) -> int:
-    """Check and return an integer. In the pg_status of JSON dumps, integers are written as text.
-
-    Raises ValueError with `name`.
-    """
+    """Check and return an integer, which is text in the pg_status of JSON dumps. Raises ValueError with `name`."""
     if isinstance(value, str) and len(value) <= 20 and value.removeprefix("-").isdecimal() and value.isascii():
         value = int(value)
     if not isinstance(value, int) or isinstance(value, bool) or not lowest <= value < MOST_SEQUENCE:

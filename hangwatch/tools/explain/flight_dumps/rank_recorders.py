@@ -104,10 +104,7 @@ def _find_earlier_attempts(newest_first: Mapping[int, Sequence[DumpFile]]) -> It
 
 
 def _find_ranks(files: Sequence[DumpFile], notes: list[str]) -> dict[int, list[DumpFile]]:
-    """Return the dumps by rank: the number at the end of the file's name.
-
-    It must not contradict the groups in the dump.
-    """
+    """Return the dumps by rank: the number that ends the file's name, and that does not contradict its groups."""
     sizes = {file.dump.world_size for file in files}
     numbers = file_names.dump_ranks((file.name for file in files), sizes.pop() if len(sizes) == 1 else None)
     by_rank: dict[int, list[DumpFile]] = defaultdict(list)

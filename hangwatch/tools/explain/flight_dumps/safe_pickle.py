@@ -16,7 +16,8 @@ from typing import Any
 from hangwatch import words
 
 _MOST_OPCODES = 4_000_000
-_LONGEST_INTEGER_BYTES = 8  # many keys with one hash make a dict slow, and the hash of a longer integer can be chosen
+# Many keys with one hash make a dict slow, and the hash of a longer integer can be chosen
+_LONGEST_INTEGER_BYTES = 8
 
 
 _VALUES: dict[str, Callable[[bytes], object]] = {

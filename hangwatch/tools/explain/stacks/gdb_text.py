@@ -21,7 +21,8 @@ _WHERE = re.compile(r" (?:(from) (\S+)|(at) (\S+?)(?::\d+)?)$")
 _C_LIBRARIES = ("libc.so", "libpthread", "libstdc++.so")
 _TRACEBACK = "Traceback (most recent call first):"  # of py-bt
 LONE = "bt"  # instead of the number of a thread, which is that of a process of its own
-_LONGEST_PREAMBLE = 500  # lines before the first thread: other threads that gdb found, and its warnings
+# Lines before the first thread: other threads that gdb found, and its warnings
+_LONGEST_PREAMBLE = 500
 
 
 def begins(line: str) -> bool:
@@ -42,7 +43,8 @@ class Reader(StackText):
         self._number = 0  # of the thread that began last
         self._preamble = _LONGEST_PREAMBLE
         self._traced: list[Place] = []
-        self._shown = ""  # address of the last Python frame: two compiled frames may print the same one
+        # Address of the last Python frame: two compiled frames may print the same one
+        self._shown = ""
 
     def feed(self, line: str) -> bool:
         """Read a line. Return false if it is not part of the output of gdb."""

@@ -21,10 +21,7 @@ def begins(line: str) -> bool:
 
 
 class Reader(StackText):
-    """A reader for one or more processes that follow each other.
-
-    Without a header of the main thread, the first task or thread counts as that.
-    """
+    """A reader for processes in sequence. Without a main thread, the first task or thread counts as that."""
 
     is_outermost_first = True
     _is_main = False

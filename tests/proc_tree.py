@@ -80,6 +80,7 @@ def _begin(folder: Path, head: re.Match[str]) -> None:
     fields = ["0"] * 52
     fields[:4] = [pid, f"({comm})", state, parent]
     fields[8], fields[21], fields[49] = str(kernel_thread), start, "140720000000000"
+    fields[23] = "2500"  # pages; none would mean that the main thread has ended
     folder.mkdir(parents=True)
     (folder / "stat").write_text(" ".join(fields) + "\n")
     (folder / "cmdline").write_bytes(b"")

@@ -230,7 +230,7 @@ def test_error_file_in_a_container_is_read_through_a_live_process(tmp_path: Path
     with spawn("unshare", "--mount", "--propagation", "private", "sh", "-c", script, "sh", folder, told) as launcher:
         assert first_line(launcher) == "ready"
         with spawn("nsenter", f"--mount=/proc/{launcher.pid}/ns/mnt", "sleep", 600) as rank:
-            wait_for(lambda: procfs.read_counters(rank.pid).comm == "sleep", "the rank")
+            wait_for(lambda: procfs.read_comm(rank.pid) == "sleep", "the rank")
             memory = crash_artifacts.RankSnapshots()
             known = seen(rank, uid=0, error_file=str(file), memory=memory)
         assert not file.exists()
@@ -350,7 +350,7 @@ def shell_that_segfaults(
     """Start a shell of the owner and let it segfault. Return its snapshot from before the segfault."""
     command = [*prefix, "prlimit", "--core=unlimited", *as_user, "sh", "-c", "read word; kill -SEGV $$"]
     with spawn(*command, cwd=folder, text=False) as process:
-        wait_for(lambda: procfs.read_counters(process.pid).comm == "sh", "the shell")
+        wait_for(lambda: procfs.read_comm(process.pid) == "sh", "the shell")
         known = seen(process, uid=OWNER)
         process.stdin.write(b"now\n")
         process.stdin.close()
@@ -362,7 +362,7 @@ def shell_that_segfaults(
 @needs_mounts
 def test_the_core_of_a_container(folder_of_owner: Path) -> None:
     with spawn("unshare", "--mount", "--propagation", "private", *AS_OWNER, "sleep", "600") as launcher:
-        wait_for(lambda: procfs.read_counters(launcher.pid).comm == "sleep", "the container")
+        wait_for(lambda: procfs.read_comm(launcher.pid) == "sleep", "the container")
         inside = ["nsenter", f"--mount=/proc/{launcher.pid}/ns/mnt", "env", f"--chdir={folder_of_owner}"]
         known = shell_that_segfaults(folder_of_owner, inside)
         root = crash_artifacts.find_root(known.mounts, [launcher.pid])

@@ -79,6 +79,7 @@ class OomLog:
         self._summary: OomKill | None = None  # by a line before the kill, which has no comm; pid 0: a whole group
         self._kept: OrderedDict[tuple[Limit, str], deque[OomKill]] = OrderedDict()
         self._counts: Counter[tuple[str, Limit]] = Counter()
+        self._result: OomKills | None = None  # shared by all results until the next kill
 
     def read_line(self, text: str, boot_seconds: float) -> None:
         """Parse the text of a log line, and keep the kill that it reports, if any."""
@@ -119,6 +120,7 @@ class OomLog:
         )
 
     def _keep(self, kill: OomKill) -> None:
+        self._result = None
         key = (kill.limit, kill.owner)
         self._kept.setdefault(key, deque(maxlen=KILLS_KEPT)).append(kill)
         self._kept.move_to_end(key)
@@ -129,9 +131,11 @@ class OomLog:
 
     def kills(self) -> OomKills:
         """Return the kept kills and the totals."""
-        kills = sorted((kill for kept in self._kept.values() for kill in kept), key=lambda kill: kill.boot_seconds)
-        counts = tuple((*key, count) for key, count in sorted(self._counts.items()))
-        return OomKills(kills=tuple(kills), counts=counts)
+        if self._result is None:
+            kills = sorted((kill for kept in self._kept.values() for kill in kept), key=lambda kill: kill.boot_seconds)
+            counts = tuple((*key, count) for key, count in sorted(self._counts.items()))
+            self._result = OomKills(kills=tuple(kills), counts=counts)
+        return self._result
 
 
 def _parse_summary(text: str, boot_seconds: float) -> OomKill | None:

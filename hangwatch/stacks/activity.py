@@ -185,7 +185,7 @@ def _make_rooted_path(owned: _OwnedFrame) -> str:
 
 
 def _is_program_frame(owned: _OwnedFrame) -> bool:
-    """True for a Python frame of the user's program, or one of an unknown owner whose package is not in the table."""
+    """True for a Python frame of the user's program, or of an unknown owner with a package that the table lacks."""
     if stack_frames.is_native(*owned.place):
         return False
     file = stack_frames.short_path(owned.place[1])

@@ -13,6 +13,7 @@ class Kind(Value, frozen=True, forbid_unknown_fields=True):
     means: str = ""
     first: str = ""
     first_of_all: str = ""
+    first_on_cpus: str = ""
     job: Literal["stuck", "working", "idle", "at rest"] = "stuck"
     by_kernel: bool = False
     by_order: bool = False

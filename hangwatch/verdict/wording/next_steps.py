@@ -38,10 +38,8 @@ def first_step(kind: str, ranks: Iterable[RankId], *, are_all_captured: bool = F
     `are_all_captured` is true if every rank of the job was captured. Without `may_use_gpus`, no rank has a device open.
     """
     pid, row = next((rank.pid for rank in ranks if rank.pid is not None), None), kinds.find(kind)
-    step = (are_all_captured and row.first_of_all) or row.first
-    return (step if may_use_gpus else step.replace("xid nvlink_status infiniband ", "")).replace(
-        "{pid}", "PID" if pid is None else str(pid)
-    )
+    step = (not may_use_gpus and row.first_on_cpus) or (are_all_captured and row.first_of_all) or row.first
+    return step.replace("{pid}", "PID" if pid is None else str(pid))
 
 
 def describe_action(action: RecommendedAction) -> str:

@@ -45,7 +45,7 @@ from hangwatch.tools.explain.flight_dumps.safe_pickle import load_plain_values
 
 MOST_BYTES = 64 << 20
 _MOST_VALUES = 4_000_000  # of JSON: about as many as a file of this size has
-# characters, of all groups together, because groups of a pickle may have the same text
+# Characters of all groups together, because groups of a pickle may have the same text
 _LONGEST_RANKS = 1 << 24
 _MOST_SIZES = 8
 _MOST_FRAMES = 256

@@ -59,6 +59,7 @@ _MEANT = {
     "--watch": "top",
     "hangwatch -v": "--version",
     "hangwatch -V": "--version",
+    "incidents --full": "report NAME",
     "incidents --job": "incidents JOB",
     "silence --job": "silence JOB",
 }
